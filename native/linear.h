@@ -9,12 +9,11 @@
 #include <memory>
 #include <string>
 
+#include "isa.h"
+
 namespace shoal {
 
 class ThreadPool;
-
-// The kernels of one instruction set; chosen once at run time.
-enum class Isa { kPortable, kAvx2, kAvx512 };
 
 // One weight matrix, [outputs][inputs] row-major in its GGML storage type.
 struct WeightSource {
