@@ -121,9 +121,7 @@ class Logits:
     weight: str  # [vocab_size, x.width]
 
 
-Op = (
-    Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | SelectRows | Logits
-)
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | SelectRows | Logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Models: files, weights, tokenizers, and the programs that compute them."""
