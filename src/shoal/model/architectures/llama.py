@@ -33,6 +33,8 @@ from shoal.model.program import (
 from shoal.model.rope import read_rope_config, rope_tables
 from shoal.model.weights import WeightTensor
 
+ShapeTable = dict[str, tuple[int, ...]]
+
 NAME = "llama"
 MAX_CONTEXT_LENGTH = 1 << 24  # bounds what a damaged file can make us allocate
 
@@ -109,9 +111,6 @@ def select_weights(
     return check_weights(metadata, tensors, required, optional)
 
 
-ShapeTable = dict[str, tuple[int, ...]]
-
-
 def _model_shapes(config: ModelConfig) -> tuple[ShapeTable, ShapeTable]:
     table = (config.vocab_size, config.hidden_size)
     required: ShapeTable = {_EMBEDDING: table, _OUTPUT_NORM: (config.hidden_size,)}
@@ -137,7 +136,7 @@ def _layer_shapes(config: ModelConfig, layer: int) -> tuple[ShapeTable, ShapeTab
         _weight(layer, "ffn_norm"): (hidden,),
     }
     weights |= {_weight(layer, part): shape for part, shape in linears.items()}
-    biases = {_bias(layer, part): shape[:1] for part, shape in linears.items()}
+    biases: ShapeTable = {_bias(layer, part): shape[:1] for part, shape in linears.items()}
     return weights, biases
 
 
