@@ -165,7 +165,9 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_prompt_logprobs: int = 0  # delivered so far; a recomputation brings them again
     num_preemptions: int = 0
+    num_bypasses: int = 0  # later requests admitted past this one since it last waited
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
 

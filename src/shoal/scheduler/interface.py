@@ -92,7 +92,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    times: RequestTimes | None = None  # set with finish_reason
+    times: RequestTimes | None = None  # set with the first token and with finish_reason
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
@@ -109,6 +109,10 @@ class SchedulerStats(msgspec.Struct, frozen=True):
 
 class RequestRejectedError(Exception):
     """The request can't be served as it is (it never fits); the message names both numbers."""
+
+
+class SchedulerInvariantError(Exception):
+    """A scheduler broke one of its own rules, or its caller did; never the fault of a request."""
 
 
 class QueueFullError(Exception):

@@ -1,0 +1,1 @@
+"""The engine: the loop, its process, and the way into and out of it."""

@@ -1,0 +1,96 @@
+"""What a step's result means for one request: the same for every batching strategy."""
+
+from __future__ import annotations
+
+from shoal.request import FinishReason, Request, TokenLogprob
+from shoal.scheduler.interface import (
+    RequestOutput,
+    RequestTimes,
+    SampledToken,
+    ScheduledRequest,
+    StepResult,
+)
+
+
+def advance(
+    scheduled: ScheduledRequest, result: StepResult, max_request_tokens: int, now: float
+) -> RequestOutput:
+    """Move a request forward by what the step computed for it and say what came of it.
+
+    An error, or a missing token, ends this request alone with `FinishReason.ERROR`.
+    """
+    request = scheduled.request
+    output = RequestOutput(request_id=request.request_id)
+    sampled = result.sampled.get(request.request_id)
+    error = result.errors.get(request.request_id)
+    if error is None and scheduled.sample and sampled is None:
+        error = "the executor returned no token"
+    if error is not None:
+        output.error = error
+        output.finish_reason = FinishReason.ERROR
+        return output
+
+    request.num_computed_tokens += scheduled.num_scheduled_tokens
+    output.prompt_logprobs = _new_prompt_logprobs(scheduled, result)
+    if scheduled.sample and sampled is not None:
+        _take_token(request, sampled, output, max_request_tokens, now)
+    return output
+
+
+def finish_reason_after(request: Request, max_request_tokens: int) -> FinishReason | None:
+    """Whether the token that a request got last ends it.
+
+    Stop tokens are looked at before limits, so a stop token on the last permitted place counts as
+    a stop. The first `min_tokens` tokens never stop.
+    """
+    params = request.sampling_params
+    num_output_tokens = len(request.output_token_ids)
+    token_id = request.output_token_ids[-1]
+    if num_output_tokens > params.min_tokens:
+        is_eos = token_id in request.eos_token_ids and not params.ignore_eos
+        if is_eos or token_id in params.stop_token_ids:
+            return FinishReason.STOP
+    if num_output_tokens >= request.max_tokens or request.num_tokens >= max_request_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def times_of(request: Request, finished: float | None = None) -> RequestTimes:
+    """The milestones that a request has passed."""
+    return RequestTimes(
+        arrival=request.arrival_time,
+        first_scheduled=request.first_scheduled_time,
+        first_token=request.first_token_time,
+        finished=finished,
+    )
+
+
+def _take_token(
+    request: Request,
+    sampled: SampledToken,
+    output: RequestOutput,
+    max_request_tokens: int,
+    now: float,
+) -> None:
+    request.output_token_ids.append(sampled.token_id)
+    output.new_token_ids = [sampled.token_id]
+    if sampled.logprob is not None:
+        output.new_logprobs = [sampled.logprob]
+    output.finish_reason = finish_reason_after(request, max_request_tokens)
+    if output.finish_reason is FinishReason.STOP:
+        output.stop_token_id = sampled.token_id
+    if request.first_token_time is None:
+        request.first_token_time = now
+        output.num_cached_tokens = request.num_cached_tokens
+        output.times = times_of(request)
+
+
+def _new_prompt_logprobs(scheduled: ScheduledRequest, result: StepResult) -> list[TokenLogprob]:
+    """The step's prompt logprobs without those that were delivered before a preemption."""
+    request = scheduled.request
+    entries = result.prompt_logprobs.get(request.request_id, [])
+    num_known = request.num_prompt_logprobs - scheduled.num_computed_tokens
+    if num_known > 0:
+        entries = entries[num_known:]
+    request.num_prompt_logprobs += len(entries)
+    return entries
