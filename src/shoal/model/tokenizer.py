@@ -98,11 +98,6 @@ class Tokenizer:
         return self._vocabulary.eos_token_id
 
     @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The ids of all tokens that end an answer: the end of sequence, of turn and of text."""
-        return self._vocabulary.end_token_ids
-
-    @property
     def strips_leading_space(self) -> bool:
         """Whether encoding puts a space before a text, which decoding takes away again."""
         return self._strips_space

@@ -11,20 +11,6 @@ from shoal.model.errors import ModelFileError
 
 _PREFIX: Final = "tokenizer.ggml."
 
-# Tokens that end an answer wherever they are control tokens. Files often name only one of them as
-# the end of sequence, while chat models end their turn with another.
-_END_TOKENS: Final = frozenset(
-    {
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<end_of_turn>",
-    }
-)
-
 _Value = TypeVar("_Value", bool, int, str)
 _Element = TypeVar("_Element")
 
@@ -65,7 +51,6 @@ class Vocabulary:
     eos_token_id: int | None
     unknown_token_id: int | None
     padding_token_id: int | None
-    end_token_ids: frozenset[int]
     add_bos_token: bool | None
     add_eos_token: bool
     add_space_prefix: bool
@@ -78,7 +63,6 @@ class Vocabulary:
             raise ModelFileError(f"The model file has no tokens ({_PREFIX}tokens).")
         types = _parallel(_array(metadata, "token_type", (int,), "integers"), tokens, "token_type")
         scores = _parallel(_array(metadata, "scores", (float, int), "numbers"), tokens, "scores")
-        eos = _token_id(metadata, "eos_token_id", tokens)
         return cls(
             model=_model(metadata),
             pre=_optional(metadata, "pre", str),
@@ -87,10 +71,9 @@ class Vocabulary:
             scores=scores,
             merges=_array(metadata, "merges", (str,), "strings") or None,
             bos_token_id=_token_id(metadata, "bos_token_id", tokens),
-            eos_token_id=eos,
+            eos_token_id=_token_id(metadata, "eos_token_id", tokens),
             unknown_token_id=_token_id(metadata, "unknown_token_id", tokens),
             padding_token_id=_token_id(metadata, "padding_token_id", tokens),
-            end_token_ids=_end_token_ids(metadata, tokens, types),
             add_bos_token=_optional(metadata, "add_bos_token", bool),
             add_eos_token=_optional(metadata, "add_eos_token", bool) or False,
             add_space_prefix=_optional(metadata, "add_space_prefix", bool) is not False,
@@ -160,18 +143,3 @@ def _token_id(metadata: Mapping[str, object], name: str, tokens: Sequence[str]) 
     if token_id is not None and not 0 <= token_id < len(tokens):
         raise ModelFileError(f"{_PREFIX}{name} is {token_id}, but there are {len(tokens)} tokens.")
     return token_id
-
-
-def _end_token_ids(
-    metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]
-) -> frozenset[int]:
-    named = {
-        _token_id(metadata, name, tokens)
-        for name in ("eos_token_id", "eot_token_id", "eom_token_id")
-    }
-    known = {
-        token_id
-        for token_id, kind in enumerate(types)
-        if kind == TokenType.CONTROL and tokens[token_id] in _END_TOKENS
-    }
-    return frozenset(known | {token_id for token_id in named if token_id is not None})
