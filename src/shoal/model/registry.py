@@ -205,7 +205,7 @@ def _resolve_hub(model: str, progress: bool) -> Path:
     # Takes half a second to import, and only this form needs it.
     from huggingface_hub import hf_hub_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
-    from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
 
     if not progress:
         disable_progress_bars()
