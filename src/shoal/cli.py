@@ -1,0 +1,114 @@
+"""The command line. Everything heavy is imported inside the command that needs it."""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from shoal.config import ConfigError, EngineConfig
+from shoal.server.config import ServerConfig
+
+USAGE_ERROR = 2
+RUNTIME_ERROR = 1
+INTERRUPTED = 130  # as shells report SIGINT
+
+# The fields of the dataclass become flags of the command.
+Flat = Parameter(name="*", negative_iterable="")
+ENGINE_DEFAULTS = EngineConfig()
+SERVER_DEFAULTS = ServerConfig()
+
+app = App(
+    name="shoal",
+    help="An LLM inference server in which batching is a choice that you can see and measure.",
+    version=lambda: f"shoal {version('shoal')}",
+    help_format="plaintext",
+    error_formatter=lambda error: f"shoal: {error}",
+)
+bench = App(name="bench", help="Measure.")
+app.command(bench)
+
+
+@app.command
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    engine: Annotated[EngineConfig, Flat] = ENGINE_DEFAULTS,
+    server: Annotated[ServerConfig, Flat] = SERVER_DEFAULTS,
+) -> None:
+    """Serve MODEL over HTTP with OpenAI's API.
+
+    Args:
+        model: The same as --model.
+    """
+    from shoal.server import launcher
+
+    if server.api_key is None and (key := os.environ.get("SHOAL_API_KEY")):
+        server = dataclasses.replace(server, api_key=key)
+    engine = _with_model(engine, model)
+    launcher.serve(engine, server, launcher.bind(server))
+
+
+@app.command
+def run(
+    model: str | None = None,
+    prompt: str | None = None,
+    /,
+    *,
+    engine: Annotated[EngineConfig, Flat] = ENGINE_DEFAULTS,
+) -> None:
+    """Answer PROMPT once, or chat in the terminal when there is none.
+
+    Args:
+        model: The same as --model.
+        prompt: The question.
+    """
+    from shoal import chat_terminal
+
+    chat_terminal.run(_with_model(engine, model), prompt)
+
+
+@app.command
+def pull(model: str, /) -> None:
+    """Fetch MODEL with a progress bar, and print its path.
+
+    Args:
+        model: An alias or hf:owner/name:file.
+    """
+    from shoal.model import registry
+
+    print(registry.resolve(model, progress=True))
+
+
+def _with_model(engine: EngineConfig, model: str | None) -> EngineConfig:
+    return engine if model is None else dataclasses.replace(engine, model=model)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    try:
+        status = app(arguments, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return USAGE_ERROR  # cyclopts has printed it
+    except ConfigError as error:
+        return _fail(error, USAGE_ERROR)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status or 0
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"shoal: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
