@@ -1,0 +1,246 @@
+"""The engine as the server sees it: asynchronous, in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from shoal.config import EngineConfig
+from shoal.engine.connection import EngineConnection
+from shoal.engine.errors import (
+    EngineDeadError,
+    EngineStartError,
+    RequestFailedError,
+    describe,
+    one_line,
+)
+from shoal.engine.inputs import InputProcessor
+from shoal.engine.loading import TextInterface, load_text_interface, model_limits, model_name
+from shoal.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    Advanced,
+    Died,
+    EngineInfo,
+    Event,
+    Refused,
+    Started,
+)
+from shoal.engine.outputs import CompletionDelta, FailedSample, OutputProcessor
+from shoal.model.chat import ChatTemplate
+from shoal.model.loader import open_model
+from shoal.model.registry import resolve
+from shoal.model.tokenizer import Tokenizer
+from shoal.request import InvalidParameterError, SamplingParams
+from shoal.scheduler.interface import QueueFullError, RequestRejectedError, SchedulerStats
+
+__all__ = ["AsyncEngine", "EngineInfo"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What there is once the engine has started."""
+
+    connection: EngineConnection
+    info: EngineInfo
+    text: TextInterface
+    inputs: InputProcessor
+    outputs: OutputProcessor
+
+
+class AsyncEngine:
+    """An engine in its own process; to be used from one event loop.
+
+    One message a step brings the tokens of all requests, and one task takes it apart.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._loaded: _Loaded | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._streams: dict[str, asyncio.Queue[CompletionDelta | Exception]] = {}
+        self._stats: SchedulerStats | None = None
+        self._death: str | None = None  # why nothing can be served any more
+
+    async def start(self) -> None:
+        """Start the process; returns when the model is loaded.
+
+        Raises:
+            EngineStartError: it can't be loaded; the message is one line.
+        """
+        try:
+            self._loaded = await self._load()
+        except Exception as error:
+            self._death = "the engine could not start"
+            if isinstance(error, EngineStartError):
+                raise
+            raise EngineStartError(one_line(error) or describe(error)) from error
+        self._reader = asyncio.create_task(self._read_events())
+
+    async def close(self) -> None:
+        """End the process; streams that still run get `EngineDeadError`."""
+        self._die("the engine was closed")
+        if self._loaded is None or self._reader is None:
+            return
+        self._reader.cancel()
+        await asyncio.wait({self._reader})
+        await self._loaded.connection.close()
+        self._reader = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine serves, or will once it has started."""
+        return self._death is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine serves now."""
+        return self._loaded is not None and self._death is None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded; there is none before `start` has returned."""
+        return self._require_loaded().info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; there is none before `start` has returned."""
+        return self._require_loaded().text.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        return self._require_loaded().text.chat_template
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """The newest snapshot of the scheduler; None before `start` has returned."""
+        return self._stats
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Yield what is new in the `params.n` completions, interleaved, until all have finished.
+
+        Closing or cancelling the generator ends the request in the engine within a step.
+
+        Raises:
+            InvalidParameterError, RequestRejectedError, QueueFullError: before the first delta.
+            RequestFailedError: the engine failed to compute the request.
+            EngineDeadError: the engine has stopped.
+        """
+        loaded = self._require_loaded()
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if request_id in self._streams:
+            raise InvalidParameterError("request_id", f"request_id {request_id!r} is in use")
+        requests = loaded.inputs.process(
+            request_id,
+            prompt_token_ids,
+            params,
+            priority=priority,
+            arrival_time=time.monotonic(),
+        )
+        stream = self._streams[request_id] = asyncio.Queue()
+        loaded.outputs.add(request_id, requests)
+        loaded.connection.send(AddRequests(request_id, requests))
+        num_unfinished = len(requests)
+        try:
+            while num_unfinished > 0:
+                item = await stream.get()
+                if isinstance(item, Exception):
+                    raise item
+                num_unfinished -= item.finish_reason is not None
+                yield item
+        finally:
+            del self._streams[request_id]
+            self._abort(loaded, loaded.outputs.remove(requests))
+
+    async def _load(self) -> _Loaded:
+        path = await asyncio.to_thread(resolve, self._config.model)
+        connection = EngineConnection(replace(self._config, model=str(path)))
+        try:
+            # Both processes read the file at the same time.
+            text = await asyncio.to_thread(lambda: load_text_interface(open_model(path)))
+            started = await connection.receive()
+            if not isinstance(started, Started):
+                message = getattr(started, "message", f"unexpected {type(started).__name__}")
+                raise EngineStartError(message)
+        except BaseException:
+            await connection.close()
+            raise
+        self._stats = started.stats
+        info = msgspec.structs.replace(started.info, model=model_name(self._config.model))
+        return _Loaded(
+            connection=connection,
+            info=info,
+            text=text,
+            inputs=InputProcessor(model_limits(info, text), self._config.seed),
+            outputs=OutputProcessor(text.tokenizer),
+        )
+
+    async def _read_events(self) -> None:
+        loaded = self._require_loaded()
+        try:
+            while True:
+                self._handle(loaded, await loaded.connection.receive())
+        except EngineDeadError as error:
+            self._die(str(error))
+        except Exception as error:
+            _logger.critical("the engine's events can't be read", exc_info=error)
+            self._die(f"the engine's events can't be read: {error}")
+
+    def _handle(self, loaded: _Loaded, event: Event) -> None:
+        if isinstance(event, Died):
+            raise EngineDeadError(event.message)
+        if not isinstance(event, Advanced):
+            raise EngineDeadError(f"the engine sent {type(event).__name__} while serving")
+        self._stats = event.stats
+        for refused in event.refused:
+            self._put(refused.request_id, _refusal(refused))
+        processed = loaded.outputs.process(event.outputs)
+        for request_id, item in processed.items:
+            if isinstance(item, FailedSample):
+                self._put(request_id, RequestFailedError(item.error))
+            else:
+                self._put(request_id, item)
+        self._abort(loaded, processed.abort_ids)
+
+    def _put(self, request_id: str, item: CompletionDelta | Exception) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:  # else its reader has gone away
+            stream.put_nowait(item)
+
+    def _abort(self, loaded: _Loaded, engine_request_ids: list[str]) -> None:
+        if engine_request_ids and self._death is None:
+            loaded.connection.send(AbortRequests(engine_request_ids))
+
+    def _die(self, reason: str) -> None:
+        """Let nothing new in and end all streams; only the first reason counts."""
+        if self._death is None:
+            self._death = reason
+            for stream in self._streams.values():
+                stream.put_nowait(EngineDeadError(reason))
+
+    def _require_loaded(self) -> _Loaded:
+        if self._loaded is None:
+            raise EngineDeadError(self._death or "the engine has not started")
+        return self._loaded
+
+
+def _refusal(refused: Refused) -> Exception:
+    if refused.retry_after is None:
+        return RequestRejectedError(refused.message)
+    return QueueFullError(refused.message, refused.retry_after)

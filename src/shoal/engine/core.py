@@ -1,0 +1,121 @@
+"""The engine's loop: schedule a step, execute it, take in its result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from shoal.engine.errors import EngineDeadError, describe
+from shoal.executor.interface import Executor
+from shoal.request import Request
+from shoal.scheduler.interface import (
+    RequestOutput,
+    ScheduledStep,
+    Scheduler,
+    SchedulerStats,
+    StepResult,
+)
+
+MAX_CONSECUTIVE_FAILURES = 3
+"""Steps that may fail in a row; after that the fault is the engine's, not a request's."""
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """A scheduler and an executor, driven step by step by the caller.
+
+    Args:
+        scheduler: decides what a step computes.
+        executor: computes it; closed with the engine.
+        clock: seconds, monotonic; the one that `Request.arrival_time` was read from.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._num_consecutive_failures = 0
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue the samples of a user's request: all or none.
+
+        Raises:
+            RequestRejectedError: they can never fit.
+            QueueFullError: the queue hasn't room for all of them.
+        """
+        for index, request in enumerate(requests):
+            try:
+                self._scheduler.add(request)
+            except Exception:
+                self.abort(added.request_id for added in requests[:index])
+                raise
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now and free their blocks; unknown and ended ones are skipped."""
+        now = self._clock()
+        outputs = [self._scheduler.abort(request_id, now) for request_id in request_ids]
+        return [output for output in outputs if output is not None]
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns an output for each request that advanced or ended.
+
+        When computing it fails, the step's requests end with `FinishReason.ERROR` and the engine
+        goes on.
+
+        Raises:
+            EngineDeadError: it can't go on, because the scheduler failed or because
+                `MAX_CONSECUTIVE_FAILURES` steps failed in a row.
+        """
+        try:
+            step = self._scheduler.schedule(self._clock())
+        except Exception as error:
+            raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
+        if not step.requests:
+            return []
+        try:
+            result = self._executor.execute(step)
+            outputs = self._scheduler.update(step, result, self._clock())
+        except Exception as error:
+            return self._fail(step, error)
+        self._num_consecutive_failures = 0
+        self._check_idle()
+        return outputs
+
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self._scheduler.has_work()
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot for the metrics."""
+        return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Stop the executor and release its memory."""
+        self._executor.close()
+
+    def _fail(self, step: ScheduledStep, error: Exception) -> list[RequestOutput]:
+        self._num_consecutive_failures += 1
+        _logger.error("step %d failed", step.step_id, exc_info=error)
+        if self._num_consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            raise EngineDeadError(
+                f"{self._num_consecutive_failures} steps failed in a row, "
+                f"the last with {describe(error)}"
+            ) from error
+        message = f"the engine failed to compute a step: {describe(error)}"
+        failed = {scheduled.request.request_id: message for scheduled in step.requests}
+        try:
+            return self._scheduler.update(step, StepResult(errors=failed), self._clock())
+        except Exception as second:
+            raise EngineDeadError(f"the scheduler failed: {describe(second)}") from second
+
+    def _check_idle(self) -> None:
+        """Report blocks that nobody holds any more but that never came back to the pool."""
+        if not self.has_work() and (num_lost := self.stats().num_blocks_used):
+            _logger.error("%d KV blocks are held though no request is left", num_lost)

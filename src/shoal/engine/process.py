@@ -1,0 +1,143 @@
+"""The engine in a process of its own, so that serving HTTP never waits for a step.
+
+Started by `shoal.engine.connection`. It ends with its parent, however that ends, and leaves
+SIGINT and SIGTERM to it: a terminal or a service manager sends them to both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from shoal.config import ConfigError, EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.errors import EngineDeadError, describe, one_line
+from shoal.engine.loading import load_engine
+from shoal.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    Advanced,
+    Command,
+    Died,
+    Event,
+    Refused,
+    Started,
+    StartFailed,
+    Stop,
+)
+from shoal.model.errors import ModelError
+from shoal.model.loader import open_model
+from shoal.scheduler.interface import QueueFullError, RequestRejectedError
+
+COMMANDS_SOCKET = "commands"
+EVENTS_SOCKET = "events"
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineServer:
+    """Serves one engine over two sockets in `directory` until told to stop."""
+
+    def __init__(self, directory: Path) -> None:
+        context = zmq.Context()
+        self._commands = context.socket(zmq.PULL)
+        self._events = context.socket(zmq.PUSH)
+        for endpoint in (self._commands, self._events):
+            endpoint.set_hwm(0)  # a step never waits for a slow reader
+        self._commands.bind(f"ipc://{directory / COMMANDS_SOCKET}")
+        self._events.connect(f"ipc://{directory / EVENTS_SOCKET}")
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def serve(self, config: EngineConfig) -> int:
+        """Load the model, then serve; returns the exit code of the process."""
+        try:
+            core, info = load_engine(config, open_model(config.model))
+        except (ConfigError, ModelError) as error:
+            self._send(StartFailed(one_line(error)))
+            return 1
+        except Exception as error:
+            _logger.critical("the engine could not start", exc_info=error)
+            self._send(StartFailed(describe(error)))
+            return 1
+        self._send(Started(info, core.stats()))
+        try:
+            self._loop(core)
+        except EngineDeadError as error:
+            _logger.critical("the engine has died", exc_info=error)
+            self._send(Died(one_line(error)))
+            return 1
+        finally:
+            core.close()
+        return 0
+
+    def close(self) -> None:
+        """Close the sockets once everything has been sent."""
+        self._commands.close()
+        self._events.close(linger=1000)
+
+    def _loop(self, core: EngineCore) -> None:
+        while True:
+            commands = self._receive(wait=not core.has_work())
+            refused = []
+            for command in commands:
+                if isinstance(command, Stop):
+                    return
+                if isinstance(command, AbortRequests):
+                    core.abort(command.request_ids)
+                elif refusal := _add(core, command):
+                    refused.append(refusal)
+            outputs = core.step() if core.has_work() else []
+            self._send(Advanced(core.stats(), outputs, refused))
+
+    def _receive(self, wait: bool) -> list[Command]:
+        """The commands that have come; with `wait` at least one."""
+        commands = [self._decoder.decode(self._commands.recv())] if wait else []
+        while self._commands.poll(timeout=0):
+            commands.append(self._decoder.decode(self._commands.recv()))
+        return commands
+
+    def _send(self, event: Event) -> None:
+        self._events.send(self._encoder.encode(event))
+
+
+def _add(core: EngineCore, command: AddRequests) -> Refused | None:
+    try:
+        core.add(command.requests)
+    except RequestRejectedError as error:
+        return Refused(command.request_id, str(error))
+    except QueueFullError as error:
+        return Refused(command.request_id, str(error), error.retry_after)
+    return None
+
+
+def _exit_with_parent(lifeline: socket.socket) -> None:
+    """Wait until the parent's end of the lifeline is closed, which its death does too."""
+    lifeline.recv(1)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run the process: `python -m shoal.engine.process DIRECTORY LIFELINE_FD CONFIG_JSON`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    directory, lifeline_fd, config_json = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    lifeline = socket.socket(fileno=int(lifeline_fd))
+    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+    server = EngineServer(Path(directory))
+    exit_code = server.serve(msgspec.json.decode(config_json, type=EngineConfig))
+    server.close()
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()
