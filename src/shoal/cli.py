@@ -14,11 +14,25 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from shoal.config import ConfigError, EngineConfig
-from shoal.server.config import ServerConfig
+from shoal.engine.errors import EngineDeadError, EngineStartError, RequestFailedError
+from shoal.model.errors import ModelError
+from shoal.request import InvalidParameterError, SamplingParams
+from shoal.scheduler.interface import RequestRejectedError
+from shoal.server.config import ServerConfig, ServerStartError
 
-USAGE_ERROR = 2
-RUNTIME_ERROR = 1
+RUNTIME_ERROR, USAGE_ERROR = 1, 2
 INTERRUPTED = 130  # as shells report SIGINT
+
+USAGE_ERRORS = (ConfigError, InvalidParameterError)
+RUNTIME_ERRORS = (
+    ModelError,
+    EngineStartError,
+    ServerStartError,
+    EngineDeadError,
+    RequestFailedError,
+    RequestRejectedError,
+    OSError,
+)
 
 # The fields of the dataclass become flags of the command.
 Flat = Parameter(name="*", negative_iterable="")
@@ -63,6 +77,9 @@ def run(
     prompt: str | None = None,
     /,
     *,
+    system: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
     engine: Annotated[EngineConfig, Flat] = ENGINE_DEFAULTS,
 ) -> None:
     """Answer PROMPT once, or chat in the terminal when there is none.
@@ -70,10 +87,15 @@ def run(
     Args:
         model: The same as --model.
         prompt: The question.
+        system: What the model is told about its role.
+        temperature: How freely the words are chosen; 0 always takes the most likely.
+        max_tokens: Most tokens of an answer; what the context holds when not set.
     """
     from shoal import chat_terminal
 
-    chat_terminal.run(_with_model(engine, model), prompt)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    conversation = chat_terminal.Conversation(params, system)
+    chat_terminal.run(_with_model(engine, model), conversation, prompt)
 
 
 @app.command
@@ -95,14 +117,16 @@ def _with_model(engine: EngineConfig, model: str | None) -> EngineConfig:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
-        status = app(arguments, exit_on_error=False, result_action="return_value")
+        app(arguments, exit_on_error=False, result_action="return_value")
     except CycloptsError:
-        return USAGE_ERROR  # cyclopts has printed it
-    except ConfigError as error:
+        return USAGE_ERROR  # it has been printed
+    except USAGE_ERRORS as error:
         return _fail(error, USAGE_ERROR)
+    except RUNTIME_ERRORS as error:
+        return _fail(error, RUNTIME_ERROR)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return status or 0
+    return 0
 
 
 def _fail(error: Exception, status: int) -> int:

@@ -10,6 +10,10 @@ from shoal.config import ConfigError
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+class ServerStartError(Exception):
+    """The server can't start; the message is one line for the user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of the HTTP server.

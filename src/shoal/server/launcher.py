@@ -17,7 +17,7 @@ import uvloop
 from shoal.config import EngineConfig
 from shoal.engine.client import AsyncEngine
 from shoal.engine.loading import model_name
-from shoal.server.config import ServerConfig
+from shoal.server.config import ServerConfig, ServerStartError
 
 if TYPE_CHECKING:
     from shoal.server.state import ServerState
@@ -26,10 +26,6 @@ LISTEN_BACKLOG = 2048
 STOP_GRACE_SECONDS = 2  # for the last words to the clients when the server stops now
 
 logger = logging.getLogger(__name__)
-
-
-class ServerStartError(Exception):
-    """The server can't start; the message is one line for the user."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
