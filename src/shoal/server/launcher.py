@@ -71,6 +71,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig, listener: socket.so
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if config.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its INFO repeats what we say
     uvloop.run(_serve(engine_config, config, listener))
 
 

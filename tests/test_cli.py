@@ -1,0 +1,113 @@
+"""The command line: what it prints, where, and how it exits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from shoal.config import EngineConfig
+from shoal.server.config import ServerConfig
+
+
+def shoal(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "200"} | (env or {}),
+        check=False,
+    )
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("shoal: ")
+    for word in words:
+        assert word in line
+
+
+def test_the_help_names_every_command() -> None:
+    result = shoal("--help")
+    assert result.returncode == 0
+    for command in ("serve", "run", "pull", "bench"):
+        assert command in result.stdout
+
+
+def test_the_version_is_printed() -> None:
+    result = shoal("--version")
+    assert (result.returncode, result.stdout.split()[0]) == (0, "shoal")
+
+
+def test_the_help_of_serve_has_each_setting_once() -> None:
+    words = shoal("serve", "--help").stdout.split()
+    for setting in (*fields(EngineConfig), *fields(ServerConfig)):
+        flag = "--" + setting.name.replace("_", "-")
+        assert words.count(flag) == 1, flag
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    code = (
+        "import sys; from shoal.cli import main; main(['serve', '--help']); "
+        "print([m for m in ('numpy', 'fastapi', 'tokenizers', 'jinja2', 'zmq', 'prometheus_client')"
+        " if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], ["frobnicate"]),
+        (["serve", "--frobnicate"], ["--frobnicate"]),
+        (["serve", "--max-num-seqs", "many"], ["--max-num-seqs", "many"]),
+        (["serve", "--max-num-seqs", "0"], ["max_num_seqs", "0"]),
+        (["serve", "--port", "99999"], ["port", "99999"]),
+        (["serve", "--shutdown-timeout", "-1"], ["shutdown_timeout", "-1"]),
+        (["serve", "--scheduler", "psychic"], ["psychic"]),
+        (["serve", "--api-key", ""], ["api_key"]),
+        (["serve", "a", "b"], ["b"]),
+        (["run", "smollm2-135m", "hi", "--temperature", "-1"], ["temperature", "-1"]),
+        (["pull"], ["MODEL"]),
+    ],
+)
+def test_a_wrong_usage_is_one_line_and_exit_status_2(
+    arguments: list[str], words: list[str]
+) -> None:
+    assert_one_line(shoal(*arguments), 2, *words)
+
+
+def test_a_model_that_does_not_exist_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.gguf")
+    assert_one_line(shoal("pull", missing), 1, missing)
+    assert_one_line(shoal("run", missing, "hi"), 1, missing)
+    assert_one_line(shoal("serve", missing, "--port", "0"), 1, missing)
+
+
+def test_a_file_that_is_no_model_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
+    page = tmp_path / "page.gguf"
+    page.write_text("<!DOCTYPE html><html>" * 100)
+    assert_one_line(shoal("serve", str(page), "--port", "0"), 1, "page.gguf")
+    assert_one_line(shoal("run", str(page), "hi"), 1, "page.gguf")
+
+
+def test_a_host_that_is_not_ours_is_one_line_and_exit_status_1() -> None:
+    assert_one_line(shoal("serve", "--host", "192.0.2.1", "--port", "0"), 1, "192.0.2.1")
+    assert_one_line(shoal("serve", "--host", "no such host"), 1, "no such host")
+
+
+def test_pull_prints_the_path_on_stdout(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    result = shoal("pull", str(model))
+    assert (result.returncode, result.stdout) == (0, f"{model}\n")
