@@ -1,0 +1,1 @@
+"""Measuring Shoal: workloads, the definitions of the figures, and the benchmarks themselves."""
