@@ -67,17 +67,20 @@ const char* isa_name(Isa isa) {
 
 Isa isa_from_environment() {
   const char* name = std::getenv("SHOAL_ISA");
-  if (name == nullptr || *name == '\0') return detect_isa();
+  return name == nullptr || *name == '\0' ? detect_isa() : isa_from_name(name);
+}
+
+Isa isa_from_name(const char* name) {
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (std::string(name) != isa_name(isa)) continue;
     if (isa > detect_isa()) {
-      throw std::invalid_argument(std::string("SHOAL_ISA=") + name +
+      throw std::invalid_argument(std::string("instruction set ") + name +
                                   ": this machine supports no more than " +
                                   isa_name(detect_isa()));
     }
     return isa;
   }
-  throw std::invalid_argument(std::string("SHOAL_ISA=") + name +
+  throw std::invalid_argument(std::string("instruction set ") + name +
                               ": expected portable, avx2, avx512 or amx");
 }
 

@@ -19,6 +19,9 @@ Isa detect_isa();
 // "avx512" or "amx". Throws std::invalid_argument for another name or a set that is not supported here.
 Isa isa_from_environment();
 
+// The set of that name. Throws as isa_from_environment does.
+Isa isa_from_name(const char* name);
+
 const char* isa_name(Isa isa);
 
 }  // namespace shoal

@@ -8,7 +8,10 @@
 
 #include <cstdint>
 
-#if defined(__AVX512F__)
+#if defined(__AMX_INT8__)
+#include <immintrin.h>
+#define SHOAL_ISA_NAMESPACE isa_amx
+#elif defined(__AVX512F__)
 #include <immintrin.h>
 #define SHOAL_ISA_NAMESPACE isa_avx512
 #elif defined(__AVX2__)

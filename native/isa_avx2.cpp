@@ -1,0 +1,1 @@
+#include "isa_kernels.inl"

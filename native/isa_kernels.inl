@@ -1,0 +1,34 @@
+// The body of isa_<set>.cpp: all kernel families, compiled for one instruction set.
+#include "attention_kernels.h"
+#include "kernels.h"
+#include "linear_kernels.h"
+#if defined(__AMX_INT8__)
+#include "linear_amx_kernels.h"
+#endif
+#include "row_kernels.h"
+#include "sampling_kernels.h"
+
+namespace shoal::SHOAL_ISA_NAMESPACE {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+#if defined(__AMX_INT8__)
+    .linear = &kAmxLinearKernels,
+#else
+    .linear = &kLinearKernels,
+#endif
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .gated_silu = gated_silu,
+    .add = add,
+    .write_kv = write_kv,
+    .attend_chunk = attend_chunk,
+    .merge_states = merge_states,
+    .finish_state = finish_state,
+    .summarize = summarize,
+    .top_n = top_n,
+    .exp_weights = exp_weights,
+    .collect = collect,
+};
+
+}  // namespace shoal::SHOAL_ISA_NAMESPACE

@@ -1,0 +1,204 @@
+#include "model.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace shoal {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+void require_width(const View& view, int64_t width, const char* what) {
+  require(view.width == width,
+          std::string(what) + " has " + number(view.width) + " columns, expected " + number(width));
+}
+
+}  // namespace
+
+Model::Model(const ModelSizes& sizes, Isa isa, std::vector<float> rope_cos,
+             std::vector<float> rope_sin)
+    : sizes_(sizes), isa_(isa), rope_cos_(std::move(rope_cos)), rope_sin_(std::move(rope_sin)) {
+  const KvLayout& kv = sizes.kv;
+  require(sizes.vocab_size > 0 && sizes.max_model_len > 0 && kv.num_layers > 0 &&
+              kv.num_kv_heads > 0,
+          "the sizes of a model must be positive");
+  require(kv.head_dim > 0 && kv.head_dim % 16 == 0 && kv.head_dim <= kMaxHeadDim,
+          "head_dim must be a multiple of 16 up to 256, got " + number(kv.head_dim));
+  const auto entries = static_cast<int64_t>(rope_cos_.size());
+  require(rope_sin_.size() == rope_cos_.size() && entries % sizes.max_model_len == 0,
+          "the rope tables must have a row for each of " + number(sizes.max_model_len) +
+              " positions");
+  rotary_half_ = entries / sizes.max_model_len;
+}
+
+int64_t Model::add_buffer(int64_t columns) {
+  require(columns > 0, "a buffer needs columns, got " + number(columns));
+  buffer_columns_.push_back(columns);
+  buffer_rows_.push_back(Rows::kUnset);
+  return static_cast<int64_t>(buffer_columns_.size()) - 1;
+}
+
+int64_t Model::add_linear(const WeightSource& source) {
+  linears_.emplace_back(source, isa_);
+  return static_cast<int64_t>(linears_.size()) - 1;
+}
+
+void Model::check_view(const View& view, const char* what) const {
+  const auto buffers = static_cast<int64_t>(buffer_columns_.size());
+  require(view.buffer >= 0 && view.buffer < buffers,
+          std::string(what) + " names buffer " + number(view.buffer) + " of " + number(buffers));
+  const int64_t columns = buffer_columns_[view.buffer];
+  require(view.start >= 0 && view.width > 0 && view.start <= columns - view.width,
+          std::string(what) + " is columns " + number(view.start) + " to " +
+              number(view.start + view.width) + " of a buffer of " + number(columns));
+}
+
+void Model::read(const View& view, const char* what) {
+  check_view(view, what);
+  require(buffer_rows_[view.buffer] == (selected_ ? Rows::kSelected : Rows::kAll),
+          std::string(what) + " is read before it is written, or across select_rows");
+}
+
+void Model::write(const View& view, const char* what) {
+  check_view(view, what);
+  require(!complete_, "logits must be the last op");
+  require(buffer_rows_[view.buffer] != Rows::kSource,
+          std::string(what) + " overwrites what select_rows reads");
+  buffer_rows_[view.buffer] = selected_ ? Rows::kSelected : Rows::kAll;
+}
+
+const Linear& Model::linear_at(int64_t index) const {
+  const auto count = static_cast<int64_t>(linears_.size());
+  require(index >= 0 && index < count,
+          "linear " + number(index) + " of " + number(count) + " does not exist");
+  return linears_[index];
+}
+
+void Model::append_stage(Stage stage) { (selected_ ? tail_ : body_).push_back(std::move(stage)); }
+
+void Model::append(RowOp op) {
+  std::vector<Stage>& stages = selected_ ? tail_ : body_;
+  if (stages.empty() || !std::holds_alternative<std::vector<RowOp>>(stages.back())) {
+    stages.emplace_back(std::vector<RowOp>{});
+  }
+  std::get<std::vector<RowOp>>(stages.back()).push_back(std::move(op));
+}
+
+void Model::embed(View out, int64_t linear) {
+  require(!selected_, "embed must come before select_rows");
+  require_width(out, linear_at(linear).inputs(), "the output of embed");
+  require(linear_at(linear).outputs() == sizes_.vocab_size,
+          "embed needs a row for each token of the vocabulary");
+  write(out, "the output of embed");
+  append(EmbedOp{out, linear});
+}
+
+void Model::rms_norm(View x, View out, std::vector<float> weight, float epsilon) {
+  require_width(out, x.width, "the output of rms_norm");
+  require_width(x, static_cast<int64_t>(weight.size()), "the input of rms_norm");
+  read(x, "the input of rms_norm");
+  write(out, "the output of rms_norm");
+  append(RmsNormOp{x, out, std::move(weight), epsilon});
+}
+
+void Model::linear(View x, View out, int64_t linear) {
+  require_width(x, linear_at(linear).inputs(), "the input of linear");
+  require_width(out, linear_at(linear).outputs(), "the output of linear");
+  require(x.buffer != out.buffer, "linear can't work in place");
+  read(x, "the input of linear");
+  write(out, "the output of linear");
+  append_stage(LinearOp{x, out, linear});
+}
+
+void Model::add_bias(View x, std::vector<float> bias) {
+  require_width(x, static_cast<int64_t>(bias.size()), "the input of add_bias");
+  read(x, "the input of add_bias");
+  append(AddBiasOp{x, std::move(bias)});
+}
+
+void Model::rope(View x, const RopeShape& shape) {
+  require(!selected_, "rope must come before select_rows");
+  require(shape.num_heads > 0 && shape.head_dim > 0, "rope needs heads");
+  require_width(x, shape.num_heads * shape.head_dim, "the input of rope");
+  require(shape.rotary_dim == 2 * rotary_half_ && shape.rotary_dim <= shape.head_dim,
+          "rotary_dim must be " + number(2 * rotary_half_) + " as in the tables, got " +
+              number(shape.rotary_dim));
+  read(x, "the input of rope");
+  append(RopeOp{x, shape});
+}
+
+void Model::attention(View q, View k, View v, View out, int64_t layer,
+                      const AttentionHeads& heads) {
+  const KvLayout& kv = sizes_.kv;
+  require(!selected_, "attention must come before select_rows");
+  require(layer >= 0 && layer < kv.num_layers,
+          "attention names layer " + number(layer) + " of " + number(kv.num_layers));
+  require(heads.num_kv_heads == kv.num_kv_heads && heads.head_dim == kv.head_dim,
+          "attention must have the KV heads of the cache");
+  require(heads.num_heads > 0 && heads.num_heads % heads.num_kv_heads == 0,
+          number(heads.num_heads) + " heads can't share " + number(heads.num_kv_heads) +
+              " KV heads evenly");
+  require(heads.window >= 0, "the window of attention must not be negative");
+  require_width(q, heads.num_heads * heads.head_dim, "q of attention");
+  require_width(k, heads.num_kv_heads * heads.head_dim, "k of attention");
+  require_width(v, heads.num_kv_heads * heads.head_dim, "v of attention");
+  require_width(out, q.width, "the output of attention");
+  require(q.buffer != out.buffer, "attention can't work in place");
+  read(q, "q of attention");
+  read(k, "k of attention");
+  read(v, "v of attention");
+  write(out, "the output of attention");
+  append(WriteKvOp{k, v, layer});
+  auto known = std::find(attention_heads_.begin(), attention_heads_.end(), heads);
+  if (known == attention_heads_.end()) known = attention_heads_.insert(known, heads);
+  append_stage(AttentionOp{q, out, layer, known - attention_heads_.begin()});
+}
+
+void Model::gated_activation(View gate, View up, View out) {
+  require_width(up, gate.width, "up of gated_activation");
+  require_width(out, gate.width, "the output of gated_activation");
+  read(gate, "gate of gated_activation");
+  read(up, "up of gated_activation");
+  write(out, "the output of gated_activation");
+  append(GatedActivationOp{gate, up, out});
+}
+
+void Model::add(View x, View y) {
+  require_width(y, x.width, "the second input of add");
+  read(x, "the first input of add");
+  read(y, "the second input of add");
+  append(AddOp{x, y});
+}
+
+void Model::select_rows(View x, View out) {
+  require_width(out, x.width, "the output of select_rows");
+  check_view(x, "the input of select_rows");
+  Rows& rows = buffer_rows_[x.buffer];
+  require(rows == Rows::kAll || rows == Rows::kSource,
+          "select_rows needs a buffer that holds all rows");
+  rows = Rows::kSource;
+  selected_ = true;
+  write(out, "the output of select_rows");
+  append(SelectRowsOp{x, out});
+}
+
+void Model::logits(View x, int64_t linear) {
+  require(selected_, "logits must come after select_rows");
+  require_width(x, linear_at(linear).inputs(), "the input of logits");
+  require(linear_at(linear).outputs() == sizes_.vocab_size,
+          "logits needs a row for each token of the vocabulary");
+  read(x, "the input of logits");
+  require(!complete_, "logits must be the last op");
+  append_stage(LogitsOp{x, linear});
+  complete_ = true;
+}
+
+void Model::check_complete() const { require(complete_, "a program must end with logits"); }
+
+}  // namespace shoal

@@ -1,0 +1,302 @@
+"""The executor that computes with the native runtime: one call without the GIL for each step."""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _native
+from shoal.executor.native_program import record_session
+from shoal.executor.threads import available_threads
+from shoal.model.program import Program
+from shoal.request import Request, TokenLogprob
+from shoal.scheduler.interface import SampledToken, ScheduledRequest, ScheduledStep, StepResult
+
+MIN_BLOCKS = 2
+_NO_SLOT = -1
+_NO_LOGPROBS = -1
+_ROW_ERRORS = {
+    1: "the model's logits are not finite",
+    2: "logit_bias and the tokens banned until min_tokens leave no token to choose",
+}
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """The ragged batch of a step; the arrays are those of StepInput in native/runtime.h."""
+
+    token_ids: array[int]
+    query_start_loc: array[int]
+    num_computed_tokens: array[int]
+    block_tables: array[int]
+    block_table_start: array[int]
+
+    @classmethod
+    def of(cls, requests: list[ScheduledRequest]) -> _Tokens:
+        token_ids, block_tables = array("i"), array("i")
+        query_start_loc, block_table_start = array("i", [0]), array("i", [0])
+        for scheduled in requests:
+            token_ids.fromlist(scheduled.token_ids)
+            query_start_loc.append(len(token_ids))
+            block_tables.fromlist(scheduled.block_table)
+            block_table_start.append(len(block_tables))
+        computed = array("i", [scheduled.num_computed_tokens for scheduled in requests])
+        return cls(token_ids, query_start_loc, computed, block_tables, block_table_start)
+
+
+@dataclass(slots=True)
+class _WantedRows:
+    """The rows that need logits; the arrays are those of LogitsInput in native/runtime.h."""
+
+    requests: list[Request] = field(default_factory=list)
+    rows: array[int] = field(default_factory=lambda: array("i"))
+    slots: array[int] = field(default_factory=lambda: array("i"))
+    targets: array[int] = field(default_factory=lambda: array("i"))
+    num_top: array[int] = field(default_factory=lambda: array("i"))
+
+    def sample(self, request: Request, row: int, slot: int) -> None:
+        num_top = request.sampling_params.logprobs
+        self._append(request, row, slot, 0, _NO_LOGPROBS if num_top is None else num_top)
+
+    def score_prompt(self, scheduled: ScheduledRequest, first_row: int, num_top: int) -> None:
+        """Each row scores the prompt token that follows it, if there is one."""
+        start = scheduled.num_computed_tokens + 1
+        targets = scheduled.request.prompt_token_ids[start : start + len(scheduled.token_ids)]
+        for row, target in enumerate(targets, first_row):
+            self._append(scheduled.request, row, _NO_SLOT, target, num_top)
+
+    def _append(self, request: Request, row: int, slot: int, target: int, num_top: int) -> None:
+        self.requests.append(request)
+        self.rows.append(row)
+        self.slots.append(slot)
+        self.targets.append(target)
+        self.num_top.append(num_top)
+
+
+class NativeExecutor:
+    """Runs a program on the CPU; implements `shoal.executor.interface.Executor`.
+
+    `kv_cache_bytes` of address space are reserved at once and become memory as blocks are used.
+    Token ids from `num_valid_tokens` up are padding of the vocabulary and are never chosen. `isa`
+    names the instruction set; None takes the environment variable SHOAL_ISA or the best available.
+    All give the same bits.
+
+    Raises:
+        ValueError: the program can't run, `kv_cache_bytes` holds too few blocks, or `isa` is not
+            supported here.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        kv_cache_bytes: int,
+        num_valid_tokens: int,
+        num_threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        self.isa = isa or _native.default_isa()
+        self.num_threads = available_threads() if num_threads is None else num_threads
+        self._session = record_session(program, self.isa)
+        self.block_bytes = self._session.block_bytes
+        self.num_blocks = kv_cache_bytes // self.block_bytes
+        if self.num_blocks < MIN_BLOCKS:
+            raise ValueError(
+                f"a KV cache of {kv_cache_bytes} bytes holds {self.num_blocks} blocks of "
+                f"{self.block_bytes} bytes; at least {MIN_BLOCKS} blocks are needed"
+            )
+        kv_cache = _allocate(self.num_blocks * self.block_bytes)
+        self._session.start(kv_cache, num_valid_tokens, self.num_threads)
+        self._num_valid_tokens = num_valid_tokens
+        self._slots: dict[str, int] = {}  # request id: its sampling state in the runtime
+        self._free_slots: list[int] = []
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        """Compute one step: one ragged forward pass, then sampling.
+
+        A request whose sampling parameters name a token outside the vocabulary, or whose logits are
+        not finite, is reported in `errors`; the others are unharmed.
+
+        Raises:
+            ValueError: the step names a block, token or position that does not exist. Nothing was
+                computed then.
+        """
+        result = StepResult()
+        self._drop(step.finished_request_ids)
+        requests = [
+            scheduled for scheduled in step.requests if self._register(scheduled.request, result)
+        ]
+        if not requests:
+            return result
+        tokens = _Tokens.of(requests)
+        wanted = self._wanted_rows(requests, tokens.query_start_loc)
+        status, token_ids, logprobs, top_ids, top_logprobs = self._session.execute(
+            tokens.token_ids,
+            tokens.query_start_loc,
+            tokens.num_computed_tokens,
+            tokens.block_tables,
+            tokens.block_table_start,
+            wanted.rows,
+            wanted.slots,
+            wanted.targets,
+            wanted.num_top,
+        )
+        outcomes = zip(
+            status.tolist(),
+            _entries(token_ids, logprobs, top_ids, top_logprobs, wanted.num_top),
+            strict=True,
+        )
+        _collect(wanted, outcomes, result)
+        return result
+
+    def logits(
+        self, step: ScheduledStep, *, all_rows: bool = False
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        """Compute `step` without sampling; returns logits [rows, vocab_size] by request id.
+
+        The rows are the last one of each request with `sample`, or with `all_rows` every row of
+        every request.
+        """
+        tokens = _Tokens.of(step.requests)
+        rows = array("i")
+        owners: dict[str, slice] = {}
+        for i, scheduled in enumerate(step.requests):
+            first, end = tokens.query_start_loc[i], tokens.query_start_loc[i + 1]
+            if all_rows or scheduled.sample:
+                wanted = range(first if all_rows else end - 1, end)
+                owner = slice(len(rows), len(rows) + len(wanted))
+                owners[scheduled.request.request_id] = owner
+                rows.extend(wanted)
+        logits = self._session.compute_logits(
+            tokens.token_ids,
+            tokens.query_start_loc,
+            tokens.num_computed_tokens,
+            tokens.block_tables,
+            tokens.block_table_start,
+            rows,
+        )
+        return {request_id: logits[owner] for request_id, owner in owners.items()}
+
+    def close(self) -> None:
+        """Stop the threads and release the memory. Any later step raises RuntimeError."""
+        self._session.close()
+        self._slots.clear()
+
+    def _wanted_rows(
+        self, requests: list[ScheduledRequest], query_start_loc: array[int]
+    ) -> _WantedRows:
+        wanted = _WantedRows()
+        for i, scheduled in enumerate(requests):
+            request = scheduled.request
+            num_top = request.sampling_params.prompt_logprobs
+            if num_top is not None:
+                wanted.score_prompt(scheduled, query_start_loc[i], num_top)
+            if scheduled.sample:
+                slot = self._slots[request.request_id]
+                wanted.sample(request, query_start_loc[i + 1] - 1, slot)
+        return wanted
+
+    def _register(self, request: Request, result: StepResult) -> bool:
+        """Makes the sampling state of a request that is new; False when its parameters are bad."""
+        if request.request_id in self._slots:
+            return True
+        slot = self._free_slots.pop() if self._free_slots else len(self._slots)
+        try:
+            self._session.set_slot(
+                slot,
+                self._settings(request),
+                array("i", request.prompt_token_ids),
+                array("i", request.output_token_ids),
+            )
+        except ValueError as error:
+            self._free_slots.append(slot)
+            result.errors[request.request_id] = str(error)
+            return False
+        self._slots[request.request_id] = slot
+        return True
+
+    def _settings(self, request: Request) -> _native.SamplingSettings:
+        params = request.sampling_params
+        return _native.SamplingSettings(
+            seed=request.seed % 2**64,
+            sample_index=request.sample_index,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            min_tokens=params.min_tokens,
+            end_token_ids=self._end_token_ids(request),
+            logit_bias=list(params.logit_bias.items()),
+        )
+
+    def _end_token_ids(self, request: Request) -> list[int]:
+        """The tokens that would end the request; those past the vocabulary can't be chosen."""
+        params = request.sampling_params
+        ids = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+        return sorted(token_id for token_id in ids if 0 <= token_id < self._num_valid_tokens)
+
+    def _drop(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            slot = self._slots.pop(request_id, None)
+            if slot is not None:
+                self._session.clear_slot(slot)
+                self._free_slots.append(slot)
+
+
+def _allocate(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Zeroed memory, aligned to pages, that is claimed from the system as it is touched."""
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _entries(
+    token_ids: npt.NDArray[np.int32],
+    logprobs: npt.NDArray[np.float32],
+    top_ids: npt.NDArray[np.int32],
+    top_logprobs: npt.NDArray[np.float32],
+    num_top: array[int],
+) -> list[TokenLogprob]:
+    """The results of the rows; without alternatives where none were asked for."""
+    rows = zip(
+        token_ids.tolist(),
+        logprobs.tolist(),
+        top_ids.tolist(),
+        top_logprobs.tolist(),
+        num_top,
+        strict=True,
+    )
+    return [
+        TokenLogprob(token_id, logprob, list(zip(ids[:count], values[:count], strict=True)))
+        if count > 0
+        else TokenLogprob(token_id, logprob)
+        for token_id, logprob, ids, values, count in rows
+    ]
+
+
+def _collect(
+    wanted: _WantedRows, outcomes: Iterable[tuple[int, TokenLogprob]], result: StepResult
+) -> None:
+    """Sorts the results of the rows by request; a row that failed fails its request."""
+    rows = zip(wanted.requests, wanted.slots, wanted.num_top, outcomes, strict=True)
+    for request, slot, num_top, (status, entry) in rows:
+        request_id = request.request_id
+        if status != 0:
+            result.errors[request_id] = _ROW_ERRORS[status]
+        elif slot == _NO_SLOT:
+            result.prompt_logprobs.setdefault(request_id, []).append(entry)
+        else:
+            reported = None if num_top == _NO_LOGPROBS else entry
+            result.sampled[request_id] = SampledToken(entry.token_id, reported)
+    for request_id in result.errors:
+        result.sampled.pop(request_id, None)
+        result.prompt_logprobs.pop(request_id, None)

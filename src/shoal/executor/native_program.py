@@ -1,0 +1,156 @@
+"""Hands a recorded program and its weights to the native runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _native
+from shoal.model.program import (
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Linear,
+    Logits,
+    Op,
+    Program,
+    RmsNorm,
+    Rope,
+    SelectRows,
+    View,
+)
+from shoal.model.quantization import dequantize
+from shoal.model.weights import WeightTensor
+
+
+def record_session(program: Program, isa: str) -> _native.Session:
+    """A native session with all ops of `program`, ready for `start`; the weights are packed.
+
+    Raises:
+        ValueError: an op's shapes contradict each other, or the runtime can't run them.
+    """
+    session = _native.Session(
+        vocab_size=program.vocab_size,
+        max_model_len=program.max_model_len,
+        num_layers=program.num_layers,
+        num_kv_heads=program.num_kv_heads,
+        head_dim=program.head_dim,
+        rope_cos=program.rope_cos.reshape(-1),
+        rope_sin=program.rope_sin.reshape(-1),
+        isa=isa,
+    )
+    recorder = _Recorder(session, program)
+    for op in program.ops:
+        recorder.record(op)
+    return session
+
+
+class _Recorder:
+    """Translates ops one by one; names of buffers and weights become indices."""
+
+    def __init__(self, session: _native.Session, program: Program) -> None:
+        self._session = session
+        self._weights = program.weights
+        self._buffers = {
+            name: session.add_buffer(columns) for name, columns in program.buffers.items()
+        }
+        self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
+
+    def record(self, op: Op) -> None:
+        match op:
+            case Embed():
+                self._session.embed(self._view(op.out), self._matrix((op.weight,)))
+            case RmsNorm():
+                weight = self._vector(op.weight)
+                self._session.rms_norm(self._view(op.x), self._view(op.out), weight, op.epsilon)
+            case Linear():
+                self._record_linear(op)
+            case Rope():
+                self._session.rope(
+                    self._view(op.x), op.num_heads, op.head_dim, op.rotary_dim, op.interleaved
+                )
+            case Attention():
+                self._record_attention(op)
+            case GatedActivation():
+                views = (self._view(view) for view in (op.gate, op.up, op.out))
+                self._session.gated_activation(*views)
+            case Add():
+                self._session.add(self._view(op.x), self._view(op.y))
+            case SelectRows():
+                self._session.select_rows(self._view(op.x), self._view(op.out))
+            case Logits():
+                self._session.logits(self._view(op.x), self._matrix((op.weight,)))
+
+    def _record_linear(self, op: Linear) -> None:
+        x, start = self._view(op.x), op.out.start
+        for names in self._stacks(op.weights):
+            width = sum(self._weights[name].shape[0] for name in names)
+            out = self._view(View(op.out.buffer, start, width))
+            self._session.linear(x, out, self._matrix(names))
+            start += width
+        if start != op.out.start + op.out.width:
+            raise ValueError(f"{op.weights} have {start - op.out.start} rows, not {op.out.width}")
+        start = op.out.start
+        for weight, bias in zip(op.weights, op.biases, strict=True):
+            width = self._weights[weight].shape[0]
+            if bias is not None:
+                out = self._view(View(op.out.buffer, start, width))
+                self._session.add_bias(out, self._vector(bias))
+            start += width
+
+    def _stacks(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Neighbours of one storage type, which are multiplied as one matrix."""
+        stacks: list[tuple[str, ...]] = []
+        for name in names:
+            if stacks and self._weights[stacks[-1][-1]].type == self._weights[name].type:
+                stacks[-1] += (name,)
+            else:
+                stacks.append((name,))
+        return stacks
+
+    def _record_attention(self, op: Attention) -> None:
+        self._session.attention(
+            self._view(op.q),
+            self._view(op.k),
+            self._view(op.v),
+            self._view(op.out),
+            op.layer,
+            op.num_heads,
+            op.num_kv_heads,
+            op.head_dim,
+            op.scale,
+            op.window or 0,
+            op.soft_cap or 0.0,
+        )
+
+    def _view(self, view: View) -> _native.View:
+        return self._buffers[view.buffer], view.start, view.width
+
+    def _matrix(self, names: tuple[str, ...]) -> int:
+        if names not in self._linears:
+            stack = [self._weights[name] for name in names]
+            self._linears[names] = self._session.add_linear(
+                storage_type=stack[0].type.value,
+                data=_stacked_bytes(stack),
+                outputs=sum(tensor.shape[0] for tensor in stack),
+                inputs=_common_inputs(stack),
+            )
+        return self._linears[names]
+
+    def _vector(self, name: str) -> npt.NDArray[np.float32]:
+        return dequantize(self._weights[name]).reshape(-1)
+
+
+def _stacked_bytes(stack: list[WeightTensor]) -> npt.NDArray[np.uint8]:
+    if len(stack) == 1:
+        return stack[0].data.reshape(-1)
+    return np.concatenate([tensor.data.reshape(-1) for tensor in stack])
+
+
+def _common_inputs(stack: list[WeightTensor]) -> int:
+    inputs = {tensor.shape[1] for tensor in stack}
+    if len(inputs) != 1:
+        names = ", ".join(tensor.name for tensor in stack)
+        raise ValueError(f"{names} don't have the same number of columns: {sorted(inputs)}")
+    return inputs.pop()
