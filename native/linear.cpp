@@ -15,7 +15,6 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kRowPadding = 16;
 // Rows of one task: their quantised activations (up to 6,144 columns) stay in the second-level cache.
 constexpr int64_t kRowsPerTask = 128;
 constexpr int64_t kSerialQuantize = 8192;  // below so many values a barrier costs more than the work
@@ -166,14 +165,13 @@ int64_t Linear::packed_bytes() const { return impl_->matrix.tiles * impl_->matri
 QuantizedRows Linear::Impl::quantize(ThreadPool& pool, const float* x, int64_t x_stride,
                                      int64_t rows) const {
   const int64_t padded = round_up(rows, kRowPadding);
-  const int64_t groups = matrix.groups();
+  const int64_t factors = padded / kRowPadding * matrix.groups();
   static thread_local Buffer buffer;
-  uint8_t* p = buffer.reserve(padded * matrix.inputs + padded * groups * 16);
+  uint8_t* p = buffer.reserve(factors * static_cast<int64_t>(sizeof(GroupFactors)) +
+                              padded * matrix.inputs);
   QuantizedRows out{};
-  out.scale = reinterpret_cast<float*>(p);
-  out.scaled_sum = out.scale + padded * groups;
-  out.half_sums = reinterpret_cast<int32_t*>(out.scaled_sum + padded * groups);
-  out.q = reinterpret_cast<int8_t*>(out.half_sums + padded * groups * 2);
+  out.factors = reinterpret_cast<GroupFactors*>(p);
+  out.q = reinterpret_cast<int8_t*>(out.factors + factors);
   if (rows * matrix.inputs <= kSerialQuantize) {
     kernels->quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);
     return out;

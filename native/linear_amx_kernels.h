@@ -11,7 +11,7 @@
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr int kAmxRows = 16;
-inline constexpr int kAmxSmallestTail = 5;  // fewer rows are cheaper without tiles
+inline constexpr int kAmxSmallestTail = 9;  // fewer rows are cheaper without tiles
 
 // Layout of Intel's tile configuration, palette 1.
 struct alignas(64) TileConfig {
@@ -21,11 +21,6 @@ struct alignas(64) TileConfig {
   uint16_t bytes_per_row[16] = {};
   uint8_t rows[16] = {};
 };
-
-// Tile registers; the intrinsics paste the name into the instruction, so they must be literals.
-#define SHOAL_TILE_DOTS 0         // 16 rows x 16 int32
-#define SHOAL_TILE_ACTIVATIONS 1  // 16 rows x depth bytes
-#define SHOAL_TILE_WEIGHTS 2      // depth / 4 rows x 16 x 4 bytes
 
 // A tile unpacked to signed bytes (q - zero) and fp32 scales.
 template <typename F>
@@ -50,6 +45,17 @@ struct SignedTile {
   }
 };
 
+// Integer sums of 16 rows x 16 columns over one group (or half group): dots[r][c] = sum_k x q.
+// Uses the tile registers `dots_tile` to `dots_tile + 2`.
+#define SHOAL_TILE_DOTS(dots_tile, x_tile, w_tile, x, x_stride, w, dots) \
+  do {                                                                  \
+    _tile_zero(dots_tile);                                              \
+    _tile_loadd(x_tile, x, x_stride);                                   \
+    _tile_loadd(w_tile, w, 64);                                         \
+    _tile_dpbssd(dots_tile, x_tile, w_tile);                            \
+    _tile_stored(dots_tile, dots, 64);                                  \
+  } while (false)
+
 // Rows `row` to `row + 15`, of which `valid` are stored; the others are padding.
 template <typename F>
 void multiply_tile_rows(const GemmArgs& args, const SignedTile<F>& w, int64_t tile, int64_t row,
@@ -58,32 +64,32 @@ void multiply_tile_rows(const GemmArgs& args, const SignedTile<F>& w, int64_t ti
   constexpr int kDepth = kGroup / H;
   const int64_t groups = args.w->groups(), inputs = args.w->inputs;
   const int8_t* x = args.x.q + row * inputs;
-  const float* scale = args.x.scale + row * groups;
-  const float* scaled_sum = args.x.scaled_sum + row * groups;
-  alignas(64) int32_t dots[kAmxRows * kTile];
+  const GroupFactors* factors = args.x.factors + row / kRowPadding * groups;
+  alignas(64) int32_t dots[2][kAmxRows * kTile];
   Vec acc[kAmxRows];
 #pragma GCC unroll 16
   for (Vec& a : acc) a = Vec::zero();
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int h = 0; h < H; ++h) {
-      _tile_zero(SHOAL_TILE_DOTS);
-      _tile_loadd(SHOAL_TILE_ACTIVATIONS, x + g * kGroup + h * kDepth, inputs);
-      _tile_loadd(SHOAL_TILE_WEIGHTS, w.quants + g * (kGroup * kTile) + h * (kDepth * kTile), 64);
-      _tile_dpbssd(SHOAL_TILE_DOTS, SHOAL_TILE_ACTIVATIONS, SHOAL_TILE_WEIGHTS);
-      _tile_stored(SHOAL_TILE_DOTS, dots, 64);
-      const Vec d = Vec::load(w.scales + (g * H + h) * kTile);
-#pragma GCC unroll 16
-      for (int r = 0; r < kAmxRows; ++r) {
-        const Vec s = Vec::broadcast(scale[r * groups + g]);
-        acc[r] = fma(Vec::load_int32(dots + r * kTile), d * s, acc[r]);
-      }
+  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {  // i: (half) group
+    if (i % 2 == 0) {
+      SHOAL_TILE_DOTS(0, 1, 2, x + i * kDepth, inputs, w.quants + i * kDepth * kTile, dots[0]);
+    } else {
+      SHOAL_TILE_DOTS(3, 4, 5, x + i * kDepth, inputs, w.quants + i * kDepth * kTile, dots[1]);
     }
-    if constexpr (F::kHasMin) {
-      const Vec m = Vec::load(w.mins + g * kTile);
+  };
+  // The tile unit works one group ahead of the fp32 part.
+  multiply(0);
+  for (int64_t i = 0; i < groups * H; ++i) {
+    if (i + 1 < groups * H) multiply(i + 1);
+    const int64_t g = i / H;
+    const GroupFactors& f = factors[g];
+    const int32_t* sums = dots[i % 2];
+    const Vec d = Vec::load(w.scales + i * kTile);
+    const Vec m = F::kHasMin ? Vec::load(w.mins + g * kTile) : Vec::zero();
 #pragma GCC unroll 16
-      for (int r = 0; r < kAmxRows; ++r) {
-        acc[r] = fma(m, Vec::broadcast(scaled_sum[r * groups + g]), acc[r]);
-      }
+    for (int r = 0; r < kAmxRows; ++r) {
+      const Vec s = Vec::broadcast(f.scale[r]);
+      acc[r] = fma(Vec::load_int32(sums + r * kTile), d * s, acc[r]);
+      if constexpr (F::kHasMin) acc[r] = fma(m, Vec::broadcast(f.scaled_sum[r]), acc[r]);
     }
   }
   const int64_t column = tile * kTile;
@@ -102,10 +108,12 @@ void gemm_amx(const GemmArgs& args) {
   if (amx_end > args.row_begin) {
     constexpr int kDepth = kGroup / F::kHalves;
     TileConfig config;
-    config.rows[SHOAL_TILE_DOTS] = config.rows[SHOAL_TILE_ACTIVATIONS] = kAmxRows;
-    config.rows[SHOAL_TILE_WEIGHTS] = kDepth / 4;
-    config.bytes_per_row[SHOAL_TILE_DOTS] = config.bytes_per_row[SHOAL_TILE_WEIGHTS] = 64;
-    config.bytes_per_row[SHOAL_TILE_ACTIVATIONS] = kDepth;
+    for (int t = 0; t < 6; t += 3) {
+      config.rows[t] = config.rows[t + 1] = kAmxRows;
+      config.rows[t + 2] = kDepth / 4;
+      config.bytes_per_row[t] = config.bytes_per_row[t + 2] = 64;
+      config.bytes_per_row[t + 1] = kDepth;
+    }
     _tile_loadconfig(&config);
     for (int64_t tile = args.tile_begin; tile < args.tile_end; ++tile) {
       if (tile * kTile >= args.w->outputs) continue;

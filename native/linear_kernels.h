@@ -47,7 +47,7 @@ SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
   __builtin_memcpy(&quad, x, sizeof quad);
   return {_mm512_dpbusd_epi32(acc.v, w, _mm512_set1_epi32(quad))};
 }
-inline constexpr int kRowBlock = 4;
+inline constexpr int kRowBlock = 6;
 
 #elif defined(__AVX2__)
 
@@ -216,11 +216,13 @@ SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
   for (int64_t i = 0; i < columns; ++i) y[i] = lanes[i];
 }
 
-// The sum over a group before its weights' products: corrects for the zero point.
+// Where the sum over a group starts: it corrects for the zero point of the weights.
 template <typename F>
-SHOAL_INLINE int32_t zero_correction(const int32_t* half_sums, int half) {
-  if constexpr (F::kHalves == 2) return -F::kZero * half_sums[half];
-  return -F::kZero * (half_sums[0] + half_sums[1]);
+SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, int half) {
+  if constexpr (F::kHalves == 2) {
+    return -F::kZero * (half == 0 ? factors.low_sum[lane] : factors.high_sum[lane]);
+  }
+  return -F::kZero * (factors.low_sum[lane] + factors.high_sum[lane]);
 }
 
 // R rows from `row` on times two neighbouring tiles.
@@ -229,9 +231,12 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   constexpr int H = F::kHalves;
   const int64_t groups = args.w->groups(), inputs = args.w->inputs;
   const int8_t* x = args.x.q + row * inputs;
-  const float* scale = args.x.scale + row * groups;
-  const float* scaled_sum = args.x.scaled_sum + row * groups;
-  const int32_t* half_sums = args.x.half_sums + row * groups * 2;
+  const GroupFactors* factors[R];
+  int64_t lane[R];
+  for (int r = 0; r < R; ++r) {
+    factors[r] = args.x.factors + (row + r) / kRowPadding * groups;
+    lane[r] = (row + r) % kRowPadding;
+  }
   Vec acc[R][2];
   for (auto& a : acc) a[0] = a[1] = Vec::zero();
   for (int64_t g = 0; g < groups; ++g) {
@@ -239,7 +244,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     for (int r = 0; r < R; ++r) {
       for (int h = 0; h < H; ++h) {
         const int32_t start =
-            F::kZero == 0 ? 0 : zero_correction<F>(half_sums + (r * groups + g) * 2, h);
+            F::kZero == 0 ? 0 : zero_correction<F>(factors[r][g], lane[r], h);
         dot[r][0][h] = dot[r][1][h] = Int::broadcast(start);
       }
     }
@@ -256,12 +261,13 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     }
     for (int c = 0; c < 2; ++c) {
       for (int r = 0; r < R; ++r) {
-        const Vec s = Vec::broadcast(scale[r * groups + g]);
+        const Vec s = Vec::broadcast(factors[r][g].scale[lane[r]]);
         for (int h = 0; h < H; ++h) {
           acc[r][c] = fma(dot[r][c][h].to_float(), w[c].scale(g, h) * s, acc[r][c]);
         }
         if constexpr (F::kHasMin) {
-          acc[r][c] = fma(w[c].min(g), Vec::broadcast(scaled_sum[r * groups + g]), acc[r][c]);
+          const Vec sum = Vec::broadcast(factors[r][g].scaled_sum[lane[r]]);
+          acc[r][c] = fma(w[c].min(g), sum, acc[r][c]);
         }
       }
     }
@@ -369,11 +375,12 @@ static void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, i
       q_low.store_int8(q);
       q_high.store_int8(q + kLanes);
       const float sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
-      const int64_t i = row * groups + g;
-      out.scale[i] = scale;
-      out.scaled_sum[i] = scale * (sum_low + sum_high);
-      out.half_sums[2 * i] = static_cast<int32_t>(sum_low);
-      out.half_sums[2 * i + 1] = static_cast<int32_t>(sum_high);
+      GroupFactors& factors = out.factors[row / kRowPadding * groups + g];
+      const int64_t lane = row % kRowPadding;
+      factors.scale[lane] = scale;
+      factors.scaled_sum[lane] = scale * (sum_low + sum_high);
+      factors.low_sum[lane] = static_cast<int32_t>(sum_low);
+      factors.high_sum[lane] = static_cast<int32_t>(sum_high);
     }
   }
 }

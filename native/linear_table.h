@@ -35,12 +35,19 @@ struct PackedMatrix {
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations quantised per row and group: x = scale * q. All arrays are padded to 16 rows.
+// Activations quantised per row and group: x = scale * q. All arrays are padded to whole blocks of 16
+// rows. What a kernel needs of a group beside q lies together for the 16 rows of a block, so that one
+// pointer reaches it all: four lines of 16, one entry for each row.
+inline constexpr int kRowPadding = 16;
+struct GroupFactors {
+  float scale[kRowPadding];
+  float scaled_sum[kRowPadding];  // scale * sum(q)
+  int32_t low_sum[kRowPadding];   // sum(q) over columns 0 to 15
+  int32_t high_sum[kRowPadding];  // and 16 to 31
+};
 struct QuantizedRows {
-  int8_t* q;           // [rows][inputs], |q| <= 127
-  float* scale;        // [rows][groups]
-  float* scaled_sum;   // [rows][groups], scale * sum(q)
-  int32_t* half_sums;  // [rows][groups][2], sum(q) over columns 0..15 and 16..31
+  int8_t* q;              // [rows][inputs], |q| <= 127
+  GroupFactors* factors;  // [rows / 16][groups]
 };
 
 struct GemmArgs {
