@@ -114,6 +114,8 @@ void gemm_amx(const GemmArgs& args) {
       config.bytes_per_row[t] = config.bytes_per_row[t + 2] = 64;
       config.bytes_per_row[t + 1] = kDepth;
     }
+    // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
+    asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
     for (int64_t tile = args.tile_begin; tile < args.tile_end; ++tile) {
       if (tile * kTile >= args.w->outputs) continue;
