@@ -1,0 +1,75 @@
+# `make serve` and `make test` are all that a newcomer needs; CONTRIBUTING.md explains the rest.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+MODEL  ?= smollm2-135m
+ARGS   ?=
+
+NATIVE := CMakeLists.txt $(wildcard native/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve run test lint types unit format oracle bench peers roofline clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+serve: $(VENV)/.installed ## Start a server on 127.0.0.1:8000 (MODEL=..., ARGS="--port 8001")
+	@$(BIN)/shoal serve $(MODEL) $(ARGS)
+
+run: $(VENV)/.installed ## Chat in the terminal
+	@$(BIN)/shoal run $(MODEL) $(ARGS)
+
+test: $(VENV)/.tested lint types unit ## Everything: lint, types, tests
+
+lint: $(VENV)/.tested
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.tested
+	@$(BIN)/mypy
+
+unit: $(VENV)/.tested ## The tests alone (ARGS="-k scheduler")
+	@$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.tested ## Format and sort
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+oracle: $(VENV)/.oracle ## Make the golden values again with HF transformers and compare
+	@scripts/oracle.sh $(BIN)/python --check
+
+bench: $(VENV)/.installed ## Throughput on 96 mixed requests, 32 at a time
+	@$(BIN)/shoal bench throughput --model $(MODEL) --num-requests 96 --input-len 50:800 \
+	    --output-len 20:200 --max-num-seqs 32 $(ARGS)
+
+peers: $(VENV)/.installed ## Compare with OpenVINO GenAI and llama.cpp in one run (installs them)
+	@$(BIN)/python benchmarks/setup_peers.py
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+roofline: ## What this machine could do at best
+	@$(PYTHON) benchmarks/roofline.py
+
+clean: ## Remove the virtual environment and what was built
+	rm -rf $(VENV) build dist
+
+$(BIN)/python:
+	@scripts/check_machine.sh $(PYTHON)
+	@echo "shoal: creating the virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The native part is compiled here, once and whenever its sources change.
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
+	@echo "shoal: installing dependencies and building the native runtime (a few minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -e .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	@echo "shoal: installing what the tests need"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[test]'
+	@touch $@
+
+$(VENV)/.oracle: $(VENV)/.tested
+	@echo "shoal: installing torch and transformers for the golden values"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[test,oracle]'
+	@touch $@
