@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf_files import SPECIAL_TOKENS, TinyModel, tokenizer_metadata, write_tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle.llama_variants import CONTEXT_LENGTH, POSITIONS, VARIANTS, token_ids
 
 from shoal.config import BLOCK_SIZE
@@ -246,6 +248,39 @@ def test_rope_factors_that_are_no_divisors_are_refused(write: Write, factor: flo
     model = open_model(write(TinyModel(rope_factors=[1.0] * 7 + [factor])))
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight must be finite and above 0"):
         model.record_program(8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    flips=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4
+    )
+)
+def test_flipped_bytes_before_the_data_give_success_or_a_model_file_error(
+    fuzzed: tuple[Path, bytes, list[int]], flips: list[tuple[float, int]]
+) -> None:
+    path, content, positions = fuzzed
+    flipped = bytearray(content)
+    for fraction, value in flips:
+        flipped[positions[int(fraction * len(positions))]] = value
+    path.write_bytes(flipped)
+    try:
+        model = open_model(path)
+        model.record_program(min(8, model.config.context_length))
+    except ModelFileError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list[int]]:
+    """A file, its bytes, and the positions before its data but for those of the vocabulary."""
+    scaling = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}
+    model = TinyModel(rope_factors=[1.0] * 8, num_layers=1, metadata=scaling)
+    path = write_tiny_model(tmp_path_factory.mktemp("fuzz") / "fuzzed.gguf", model)
+    content = path.read_bytes()
+    tokens, after = content.index(b"tokenizer.ggml.tokens"), content.index(b"tokenizer.ggml.bos")
+    last_name = content.index(b"rope_freqs.weight")
+    return path, content, [*range(tokens + 40), *range(after - 16, last_name + 60)]
 
 
 def refused(path: Path, said: str) -> None:
