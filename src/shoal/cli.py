@@ -23,7 +23,7 @@ from shoal.server.config import ServerConfig, ServerStartError
 RUNTIME_ERROR, USAGE_ERROR = 1, 2
 INTERRUPTED = 130  # as shells report SIGINT
 
-USAGE_ERRORS = (ConfigError, InvalidParameterError)
+USAGE_ERRORS = (CycloptsError, ConfigError, InvalidParameterError)
 RUNTIME_ERRORS = (
     ModelError,
     EngineStartError,
@@ -44,9 +44,9 @@ app = App(
     help="An LLM inference server in which batching is a choice that you can see and measure.",
     version=lambda: f"shoal {version('shoal')}",
     help_format="plaintext",
-    error_formatter=lambda error: f"shoal: {error}",
 )
-bench = App(name="bench", help="Measure.")
+bench = App(name="bench", help="Measure the engine or a server.")
+bench.command("shoal.bench.throughput:run", name="throughput", help="Measure the engine alone.")
 app.command(bench)
 
 
@@ -117,16 +117,16 @@ def _with_model(engine: EngineConfig, model: str | None) -> EngineConfig:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
-        app(arguments, exit_on_error=False, result_action="return_value")
-    except CycloptsError:
-        return USAGE_ERROR  # it has been printed
+        status = app(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
     except USAGE_ERRORS as error:
         return _fail(error, USAGE_ERROR)
     except RUNTIME_ERRORS as error:
         return _fail(error, RUNTIME_ERROR)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 def _fail(error: Exception, status: int) -> int:

@@ -34,6 +34,7 @@ from shoal.request import SamplingParams
 _WARM_UP = Workload(num_requests=4, input_len=LengthRange(128, 128), output_len=LengthRange(8, 8))
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputConfig:
     """Settings of `shoal bench throughput`."""
@@ -48,7 +49,10 @@ class ThroughputConfig:
     """File to write the result to, with machine, versions and settings."""
 
 
-def run(config: ThroughputConfig) -> int:
+_DEFAULTS = ThroughputConfig()
+
+
+def run(config: Annotated[ThroughputConfig, Parameter(name="*")] = _DEFAULTS) -> int:
     """Measure and print; returns the exit status, 1 when a request failed.
 
     Raises:

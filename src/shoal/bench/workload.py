@@ -9,10 +9,11 @@ from typing import Annotated, Any, Self
 
 from cyclopts import Parameter
 
+from shoal.config import ConfigError
 from shoal.model.tokenizer import Tokenizer
 
 
-class WorkloadError(ValueError):
+class WorkloadError(ConfigError):
     """A workload can't be made from these settings; the message names the value and the limit."""
 
 
