@@ -1,6 +1,7 @@
 """Types of the native module; the C++ side is native/module.cpp."""
 
 from array import array
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ Ids = array[int]  # of C int
 
 # status (0 or an error), token_ids, logprobs, top_ids and top_logprobs [rows, largest num_top]
 RowResults = tuple[Int32s, Int32s, Floats, Int32s, Floats]
+
+kernels: ModuleType  # single kernels, for the tests
 
 def default_isa() -> str: ...
 

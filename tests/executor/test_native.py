@@ -1,0 +1,267 @@
+"""The native executor: against the NumPy one, exact under batching, strict about its input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_programs import (
+    Answer,
+    Driver,
+    TinyShape,
+    all_at_once,
+    make_executor,
+    make_request,
+    random_chunks,
+    tiny_program,
+)
+
+from shoal import _native
+from shoal.executor.native import NativeExecutor
+from shoal.executor.reference import ReferenceExecutor
+from shoal.model.program import Add, Program, View
+from shoal.request import Request, SamplingParams
+from shoal.scheduler.interface import ScheduledRequest, ScheduledStep
+
+ISAS = _native.kernels.instruction_sets()
+
+SHAPES = [
+    TinyShape(),
+    TinyShape(hidden=64, inner=96, head_dim=32, rotary_dim=32, interleaved=False, biases=False),
+    TinyShape(num_heads=4, num_kv_heads=4, window=10),
+    TinyShape(num_heads=5, num_kv_heads=1, head_dim=80, rotary_dim=80, soft_cap=2.0),
+    TinyShape(num_layers=1, vocab_size=1000),
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return tiny_program()
+
+
+def random_prompt(length: int, seed: int, vocab_size: int = 101) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+def mixed_requests(count: int, seed: int = 0) -> list[Request]:
+    """Requests of many lengths and sampling parameters; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    kinds = [
+        SamplingParams(temperature=0, logprobs=2, max_tokens=6),
+        SamplingParams(temperature=0.8, top_p=0.9, logprobs=0, max_tokens=9),
+        SamplingParams(top_k=10, min_p=0.01, repetition_penalty=1.2, max_tokens=5),
+        SamplingParams(frequency_penalty=0.5, presence_penalty=0.5, max_tokens=12),
+        SamplingParams(prompt_logprobs=3, logprobs=3, max_tokens=3, logit_bias={4: 2.0}),
+    ]
+    return [
+        make_request(
+            f"r{i}",
+            random_prompt(int(rng.integers(1, 60)), seed=int(rng.integers(2**31))),
+            kinds[i % len(kinds)],
+            seed=int(rng.integers(2**62)),
+        )
+        for i in range(count)
+    ]
+
+
+def answers_alone(program: Program, count: int, seed: int = 0) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    executor = make_executor(program)
+    for request in mixed_requests(count, seed):
+        answers |= Driver(executor, all_at_once).run([request])
+    return answers
+
+
+def one_request_step(prompt: list[int], **changes: object) -> ScheduledStep:
+    blocks = list(range(-(-len(prompt) // 16)))
+    scheduled = ScheduledRequest(make_request("a", prompt), prompt, 0, blocks, sample=True)
+    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_agree_with_the_numpy_executor(shape: TinyShape) -> None:
+    program = tiny_program(shape, seed=1)
+    prompt = random_prompt(70, seed=2, vocab_size=shape.vocab_size)
+    step = one_request_step(prompt)
+    want = ReferenceExecutor(program, 8, np.float64).logits(step, all_rows=True)["a"]
+    got = make_executor(program).logits(step, all_rows=True)["a"]
+    assert got.shape == want.shape
+    # Keys and values are halves: 11 bits of mantissa.
+    np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_gives_the_same_bits(program: Program, isa: str) -> None:
+    step = one_request_step(random_prompt(50, seed=3))
+    portable = make_executor(program, isa="portable").logits(step, all_rows=True)["a"]
+    got = make_executor(program, isa=isa).logits(step, all_rows=True)["a"]
+    np.testing.assert_array_equal(got.view(np.uint32), portable.view(np.uint32))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_threads=st.integers(1, 3),
+    preempt_every=st.sampled_from([0, 3, 7]),
+)
+def test_batching_changes_no_bit(seed: int, num_threads: int, preempt_every: int) -> None:
+    program = tiny_program()
+    executor = make_executor(program, num_threads=num_threads)
+    driver = Driver(executor, random_chunks(seed), seed)
+    together = driver.run(mixed_requests(10), preempt_every)
+    for request_id, alone in answers_alone(program, 10).items():
+        answer = together[request_id]
+        assert answer.token_ids == alone.token_ids
+        assert answer.logprobs == alone.logprobs
+        if not preempt_every:  # a recomputation brings the prompt's again
+            assert answer.prompt_logprobs == alone.prompt_logprobs
+
+
+def test_prompt_logprobs_are_those_of_the_tokens_that_follow(program: Program) -> None:
+    prompt = random_prompt(200, seed=4)  # more rows than one run of the tail takes
+    request = make_request("a", prompt, SamplingParams(prompt_logprobs=2, max_tokens=1))
+    answer = Driver(make_executor(program), all_at_once).run([request])["a"]
+    logits = make_executor(program).logits(one_request_step(prompt), all_rows=True)["a"]
+    wide = logits.astype(np.float64)
+    logprobs = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    assert [entry.token_id for entry in answer.prompt_logprobs] == prompt[1:]
+    for row, entry in zip(logprobs, answer.prompt_logprobs, strict=False):
+        assert entry.logprob == pytest.approx(row[entry.token_id], abs=2e-6)
+        assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:2].tolist()
+
+
+def test_samples_of_one_seed_differ_and_repeat(program: Program) -> None:
+    def generate() -> list[list[int]]:
+        params = SamplingParams(temperature=1.5, max_tokens=8)
+        requests = [make_request(f"{i}", [1, 2, 3], params, seed=-5) for i in range(3)]
+        for i, request in enumerate(requests):
+            request.sample_index = i
+        answers = Driver(make_executor(program), all_at_once).run(requests)
+        return [answers[f"{i}"].token_ids for i in range(3)]
+
+    first = generate()
+    assert len({tuple(token_ids) for token_ids in first}) == 3
+    assert generate() == first
+
+
+def test_end_tokens_are_banned_until_min_tokens(program: Program) -> None:
+    prompt = random_prompt(5, seed=6)
+    greedy = Driver(make_executor(program), all_at_once).run([make_request("a", prompt)])
+    first = greedy["a"].token_ids[0]
+    for stop, eos in [((first,), ()), ((), (first,)), ((first, 10**9), ())]:
+        params = SamplingParams(temperature=0, min_tokens=1, stop_token_ids=stop, max_tokens=1)
+        request = make_request("b", prompt, params)
+        request.eos_token_ids = eos
+        answer = Driver(make_executor(program), all_at_once).run([request])["b"]
+        assert answer.token_ids[0] != first
+    params = SamplingParams(temperature=0, min_tokens=1, ignore_eos=True, max_tokens=1)
+    request = make_request("c", prompt, params)
+    request.eos_token_ids = (first,)
+    answer = Driver(make_executor(program), all_at_once).run([request])["c"]
+    assert answer.token_ids == [first]
+
+
+def test_padding_of_the_vocabulary_is_never_chosen(program: Program) -> None:
+    executor = NativeExecutor(program, kv_cache_bytes=2**20, num_valid_tokens=3, num_threads=1)
+    params = SamplingParams(temperature=100.0, logprobs=5, max_tokens=30)
+    answer = Driver(executor, all_at_once).run([make_request("a", [0, 1, 2], params)])["a"]
+    assert set(answer.token_ids) == {0, 1, 2}
+    for entry in answer.logprobs:
+        assert entry is not None
+        assert {token for token, _ in entry.top} == {0, 1, 2}
+
+
+def test_a_bad_request_is_an_error_of_its_own(program: Program) -> None:
+    good, bad = (make_request(name, [1, 2, 3]) for name in ("good", "bad"))
+    bad.sampling_params = SamplingParams(logit_bias={101: 1.0})
+    answers = Driver(make_executor(program), all_at_once).run([bad, good])
+    assert "101" in (answers["bad"].error or "")
+    alone = Driver(make_executor(program), all_at_once).run([make_request("good", [1, 2, 3])])
+    assert answers["good"] == alone["good"]
+
+
+def test_logits_that_are_not_finite_fail_their_request_alone(program: Program) -> None:
+    table = program.weights["embedding"]
+    values = table.data.view(np.float32).copy()
+    values[7 * 36] = np.nan  # token 7
+    # Untied, so that only rows that read token 7 are hit.
+    untied = {"read": replace(table, name="read", data=values.view(np.uint8))}
+    broken = replace(
+        program,
+        ops=(replace(program.ops[0], weight="read"), *program.ops[1:]),  # type: ignore[arg-type]
+        weights={**program.weights, **untied},
+    )
+    requests = [make_request("good", [1, 2, 3]), make_request("bad", [1, 7, 3])]
+    answers = Driver(make_executor(broken), all_at_once).run(requests)
+    assert "not finite" in (answers["bad"].error or "")
+    alone = Driver(make_executor(broken), all_at_once).run([make_request("good", [1, 2, 3])])
+    assert answers["good"] == alone["good"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": [1, 101]}, "token id 101"),
+        ({"token_ids": [1, -1]}, "token id -1"),
+        ({"block_table": [200]}, "block id 200"),
+        ({"block_table": [-1]}, "block id -1"),
+        ({"block_table": []}, "block table"),
+        ({"num_computed_tokens": 15}, "block table 1"),
+        ({"num_computed_tokens": -1}, "-1"),
+        ({"num_computed_tokens": 1023, "block_table": list(range(70))}, "position 1024"),
+        ({"token_ids": []}, "needs a token"),
+    ],
+)
+def test_an_index_out_of_range_is_refused(
+    program: Program, changes: dict[str, object], message: str
+) -> None:
+    executor = make_executor(program)
+    for compute in (executor.execute, executor.logits):
+        with pytest.raises(ValueError, match=message):
+            compute(one_request_step([1, 2], **changes))
+    executor.execute(one_request_step([1, 2]))
+
+
+def test_a_sampling_state_lives_until_its_request_is_finished(program: Program) -> None:
+    executor = make_executor(program)
+    for name in "abc":
+        request = make_request(name, [1, 2])
+        scheduled = ScheduledRequest(request, [1, 2], 0, [0], sample=True)
+        executor.execute(ScheduledStep(1, [scheduled], finished_request_ids=["unknown"]))
+    executor.execute(ScheduledStep(2, finished_request_ids=["a", "b", "c"]))
+    answers = Driver(executor, all_at_once).run(mixed_requests(7))
+    assert answers == Driver(make_executor(program), all_at_once).run(mixed_requests(7))
+
+
+def test_a_pool_of_less_than_two_blocks_is_refused(program: Program) -> None:
+    block_bytes = make_executor(program).block_bytes
+    with pytest.raises(ValueError, match=rf"{2 * block_bytes - 1} bytes holds 1 .* {block_bytes} "):
+        NativeExecutor(program, kv_cache_bytes=2 * block_bytes - 1, num_valid_tokens=101)
+
+
+def test_a_closed_executor_refuses_steps(program: Program) -> None:
+    executor = make_executor(program)
+    executor.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.execute(one_request_step([1, 2]))
+
+
+def test_shapes_that_contradict_each_other_are_refused(program: Program) -> None:
+    wrong = Add(View("hidden", 0, 36), View("qkv", 0, 35))
+    with pytest.raises(ValueError, match="35 columns, expected 36"):
+        make_executor(replace(program, ops=(*program.ops[:-1], wrong, program.ops[-1])))
+    with pytest.raises(ValueError, match="end with logits"):
+        make_executor(replace(program, ops=program.ops[:-1]))
+
+
+def test_the_environment_names_the_instruction_set(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_ISA", "portable")
+    assert make_executor(program).isa == "portable"
+    monkeypatch.setenv("SHOAL_ISA", "sse9")
+    with pytest.raises(ValueError, match="sse9"):
+        make_executor(program)
