@@ -1,4 +1,4 @@
-"""Attention through block tables: against NumPy in float64, and the same bits however it is divided."""
+"""Attention through block tables: against NumPy in float64, and exact however it is divided."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sequence:
-    """Keys and values [tokens, kv_heads, head_dim] as halves, and the queries of the last tokens."""
+    """Keys and values [tokens, kv_heads, head_dim] in half, and the queries of the last tokens."""
 
     q: Floats  # [queries, num_heads, head_dim]
     k: npt.NDArray[np.float16]
@@ -84,7 +84,9 @@ def native(
     needed = [-(-len(sequence.k) // BLOCK) for sequence in sequences]
     rng = np.random.default_rng(block_order)
     block_ids = rng.permutation(sum(needed) + 3).astype(np.int32)
-    kv = np.full((len(block_ids), heads.num_kv_heads, 2, BLOCK * heads.head_dim), np.nan, np.float16)
+    kv = np.full(
+        (len(block_ids), heads.num_kv_heads, 2, BLOCK * heads.head_dim), np.nan, np.float16
+    )
     starts = np.cumsum([0, *needed]).astype(np.int32)
     for sequence, start in zip(sequences, starts, strict=False):
         for token in range(len(sequence.k)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +73,9 @@ def changed_logits(
     changed = logits.astype(np.float64)
     for token in {*prompt, *outputs}:
         penalty = params.repetition_penalty
-        changed[token] = changed[token] / penalty if changed[token] > 0 else changed[token] * penalty
+        changed[token] = (
+            changed[token] / penalty if changed[token] > 0 else changed[token] * penalty
+        )
         changed[token] -= params.frequency_penalty * outputs.count(token)
         changed[token] -= params.presence_penalty * (token in outputs)
     for token, bias in params.logit_bias:
@@ -302,24 +303,27 @@ def test_banning_every_token_is_an_error() -> None:
     assert sample(np.zeros(3, np.float32), params).status == ALL_BANNED
 
 
+FILTERS = st.builds(
+    Params,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.floats(0.0625, 10, width=32),
+    top_k=st.integers(0, 250),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 1.0),
+)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(
         st.floats(-40, 40, width=32) | st.sampled_from([0.0, -0.0, 1.0]), min_size=1, max_size=200
     ),
-    temperature=st.floats(0.05, 10),
-    top_k=st.integers(0, 250),
-    top_p=st.floats(0.01, 1.0),
-    min_p=st.floats(0.0, 1.0),
-    seed=st.integers(-(2**63), 2**63 - 1),
+    params=FILTERS,
 )
-def test_filters_keep_what_their_definitions_keep(
-    values: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
-) -> None:
+def test_filters_keep_what_their_definitions_keep(values: list[float], params: Params) -> None:
     logits = np.array(values, np.float32)
-    params = Params(seed % 2**64, 0, np.float32(temperature).item(), top_k, top_p, min_p)
     outcome = sample(logits, params, position=1)
     assert outcome.status == OK
     # Filters slightly wider than asked for leave room for the rounding of weights at the border.
-    wider = replace(params, top_p=min(1.0, top_p + 1e-5), min_p=min_p * (1 - 1e-5))
+    wider = replace(params, top_p=min(1.0, params.top_p + 1e-5), min_p=params.min_p * (1 - 1e-5))
     assert distribution(logits.astype(np.float64) + 0.0, wider)[outcome.token_id] > 0
