@@ -59,14 +59,14 @@ class QualityGolden:
 
     def divergence(self, sequence: int, logits: Floats) -> Floats:
         """KL(golden || softmax(logits)) in nats at each position; `logits` is [T, vocabulary]."""
-        logprobs = log_softmax(logits)
+        normalizer = log_sum_exp(logits)
         top = self.top_logprobs[sequence].astype(np.float64)
-        difference = top - np.take_along_axis(logprobs, self.top_ids[sequence].astype(int), axis=1)
-        likely = np.sum(np.exp(top) * difference, axis=1)
+        other_top = np.take_along_axis(logits, self.top_ids[sequence].astype(int), axis=1)
+        likely = np.sum(np.exp(top) * (top - other_top + normalizer), axis=1)
         tail = self.tail_logprobs[sequence].astype(np.float64)
-        drawn = np.take_along_axis(logprobs, self.tail_ids[sequence].astype(int), axis=1)
+        other_tail = np.take_along_axis(logits, self.tail_ids[sequence].astype(int), axis=1)
         rest = 1 - np.exp(top).sum(axis=1)
-        divergence: Floats = likely + rest * np.mean(tail - drawn, axis=1)
+        divergence: Floats = likely + rest * np.mean(tail - other_tail + normalizer, axis=1)
         return divergence
 
     def agreement(self, sequence: int, logits: Floats) -> npt.NDArray[np.bool_]:
@@ -75,10 +75,18 @@ class QualityGolden:
         return agreement
 
 
+def log_sum_exp(logits: Floats) -> Floats:
+    """log(sum(exp(x))) of each row in float64, [rows, 1]; the exponentials keep their dtype."""
+    largest = logits.max(axis=-1, keepdims=True)
+    total = np.exp(logits - largest).sum(axis=-1, keepdims=True, dtype=np.float64)
+    log_sum: Floats = largest + np.log(total)
+    return log_sum
+
+
 def log_softmax(logits: Floats) -> Floats:
     """In float64, over the last axis."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    wide = logits.astype(np.float64)
+    logprobs: Floats = wide - log_sum_exp(wide)
     return logprobs
 
 
