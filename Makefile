@@ -66,10 +66,10 @@ $(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 
 $(VENV)/.tested: $(VENV)/.installed
 	@echo "shoal: installing what the tests need"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[test]'
+	@$(BIN)/python scripts/extra.py test | $(BIN)/python -m pip install --disable-pip-version-check -q -r /dev/stdin
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.tested
 	@echo "shoal: installing torch and transformers for the golden values"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[test,oracle]'
+	@$(BIN)/python scripts/extra.py oracle | $(BIN)/python -m pip install --disable-pip-version-check -q -r /dev/stdin
 	@touch $@
