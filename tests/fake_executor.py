@@ -23,7 +23,7 @@ def next_token(request: Request, sequence: list[int]) -> int:
 
 
 class FakeExecutor:
-    """Writes token ids into blocks, reads them back and answers with `choose(request, sequence)`."""
+    """Writes tokens into blocks, reads them back, answers with `choose(request, sequence)`."""
 
     num_threads = 1
     isa = "none"

@@ -42,7 +42,8 @@ class EngineConfig:
     """Size of the KV block pool in MiB."""
 
     enable_chunked_prefill: bool = True
-    """Compute long prompts in pieces beside the running requests."""
+    """Compute long prompts in pieces beside the running requests. Without it a prompt runs whole,
+    and the first one of a step may pass the token budget."""
 
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in a step; 0 for no limit below the token budget."""
@@ -71,6 +72,11 @@ class EngineConfig:
             raise ConfigError(
                 "long_prefill_token_threshold must be 0 (no limit) or more, "
                 f"got {self.long_prefill_token_threshold}"
+            )
+        if self.long_prefill_token_threshold > 0 and not self.enable_chunked_prefill:
+            raise ConfigError(
+                "long_prefill_token_threshold needs enable_chunked_prefill: "
+                "it says how large the pieces of a long prompt are"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -38,6 +38,14 @@ from shoal.scheduler.queue import RequestQueue
 MAX_BYPASSES = 16
 """Later requests that may be admitted past a waiting one that is too large for the free blocks."""
 
+WATERMARK_BLOCKS = 4
+"""Blocks that admission leaves to each running request to grow into, unless it needs fewer.
+
+Simulated on 96 requests over 250 blocks: with one block 7 % of all tokens are computed twice at
+50-800 tokens in and 20-200 out, and 71 % at 20-100 in and 200-800 out; with four it is 1 % and
+27 %. More blocks keep seats empty for longer than the recomputation would take.
+"""
+
 RETRY_AFTER_SECONDS = 1.0
 
 
@@ -210,37 +218,33 @@ class ContinuousScheduler:
         One that is too large for the free blocks is passed over by later ones, but by no more
         than `MAX_BYPASSES`; then everything behind it waits until it fits.
         """
-        num_free = self._num_unclaimed_blocks()
+        num_unclaimed = self._kv_cache.num_free_blocks - sum(map(self._claim_of, self._running))
         passed_over: list[Request] = []
         for request in list(self._waiting):
             chunk = self._chunk_of(request, plan)
             if chunk == 0 or len(self._running) == self._config.max_num_seqs:
                 break
-            if not self._is_admissible(request, num_free):
+            # With nothing running all blocks are free, and the request fits (`LengthLimits`).
+            if self._running and self._kv_cache.missing_blocks(request) > num_unclaimed:
                 if request.num_bypasses >= MAX_BYPASSES:
                     break
                 passed_over.append(request)
                 continue
+            num_unclaimed -= self._claim_of(request)
             self._start(request, chunk, plan, now)
-            num_free -= self._kv_cache.blocks_for(request.num_tokens)
             for large in passed_over:
                 large.num_bypasses += 1
 
-    def _num_unclaimed_blocks(self) -> int:
-        """Free blocks less those that the prompts of running requests have yet to take."""
-        claimed = sum(self._kv_cache.missing_blocks(request) for request in self._running)
-        return self._kv_cache.num_free_blocks - claimed
+    def _claim_of(self, request: Request) -> int:
+        """Blocks that the request's known tokens need beyond those it holds, and some to grow.
 
-    def _is_admissible(self, request: Request, num_free: int) -> bool:
-        """Whether the whole sequence fits and leaves a block for each running request to grow.
-
-        The watermark keeps a step from admitting what the next steps would have to preempt. With
-        nothing running there is nothing to protect, and the request fits (`LengthLimits`).
+        The growth is the watermark that keeps a step from admitting what the next steps would have
+        to preempt.
         """
-        if not self._running:
-            return True
-        watermark = len(self._running)
-        return self._kv_cache.blocks_for(request.num_tokens) + watermark <= num_free
+        most_tokens = min(request.num_prompt_tokens + request.max_tokens, self._limits.max_tokens)
+        num_known_blocks = self._kv_cache.blocks_for(request.num_tokens)
+        growth = self._kv_cache.blocks_for(most_tokens) - num_known_blocks
+        return self._kv_cache.missing_blocks(request) + min(growth, WATERMARK_BLOCKS)
 
     def _start(self, request: Request, chunk: int, plan: _StepPlan, now: float) -> None:
         self._waiting.remove(request)
