@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.bench.measure import Distribution, RequestTimeline, measure
@@ -59,6 +59,7 @@ def test_a_run_without_a_completed_request_has_no_figures():
         measure([], num_failed=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=200))
 def test_percentiles_interpolate_between_ranks(values):
     def percentile(fraction):

@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.bench.workload import (
@@ -22,6 +22,7 @@ def lengths(workload, vocabulary=VOCABULARY):
     return [(len(request.prompt_token_ids), request.max_tokens) for request in requests]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 20))
 def test_a_seed_gives_the_same_requests_again(seed, num_requests):
     workload = Workload(num_requests=num_requests, seed=seed)
@@ -34,6 +35,7 @@ def test_the_requests_of_a_seed_stay_the_same_from_version_to_version():
     assert generate_requests(workload, VOCABULARY)[0].prompt_token_ids[:3] == [2445, 737, 3522]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(1, 50), st.integers(0, 50))
 def test_lengths_stay_within_their_ranges(input_low, input_span, output_low, output_span):
     workload = Workload(

@@ -42,9 +42,9 @@ class LengthRange:
         Raises:
             WorkloadError: the text is neither.
         """
-        low, _, high = text.partition(":")
+        low, colon, high = text.partition(":")
         try:
-            return cls(int(low), int(high or low))
+            return cls(int(low), int(high if colon else low))
         except WorkloadError:
             raise
         except ValueError:
