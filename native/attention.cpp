@@ -6,8 +6,8 @@ namespace shoal {
 namespace {
 
 // Rows (queries x heads of a group) that share a converted chunk. With more, the conversion weighs
-// less, but fewer tasks are left to balance; at 48 it is about 4 % of the arithmetic.
-constexpr int64_t kRowsPerTile = 48;
+// less, but fewer tasks are left to balance; at 96 it takes about 6 % of the time.
+constexpr int64_t kRowsPerTile = 96;
 // A task above this part of a thread's share is divided by chunks.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kConversionRows = 4;  // converting a chunk costs as much as this many rows

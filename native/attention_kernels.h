@@ -107,18 +107,16 @@ inline void weigh_row(float* scores, int64_t first, int64_t last, float* state) 
   for (int64_t i = begin; i < first; ++i) scores[i] = kMasked;
   for (int64_t i = last; i < end; ++i) scores[i] = kMasked;
 
-  Vec highest = Vec::broadcast(kMasked), poison = Vec::zero();
+  Vec highest = Vec::broadcast(kMasked);
+  for (int64_t i = begin; i < end; i += kLanes) highest = max(highest, Vec::load(scores + i));
+  const float maximum = reduce_max(highest);
+  Vec sum = Vec::zero(), poison = Vec::zero();
   for (int64_t i = begin; i < end; i += kLanes) {
     const Vec score = Vec::load(scores + i);
-    highest = max(highest, score);
-    poison = fma(score, Vec::zero(), poison);
-  }
-  const float maximum = reduce_max(highest);
-  Vec sum = Vec::zero();
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const Vec weight = exp(Vec::load(scores + i) - Vec::broadcast(maximum));
+    const Vec weight = exp(score - Vec::broadcast(maximum));
     weight.store(scores + i);
     sum += weight;
+    poison = fma(score, Vec::zero(), poison);
   }
   state[0] = maximum;
   state[1] = reduce_add(sum) + reduce_add(poison);
