@@ -262,13 +262,25 @@ def test_a_preempted_request_resumes_and_says_the_same() -> None:
 
 
 @pytest.mark.usefixtures("eager_admission")
-def test_a_preempted_request_goes_ahead_of_later_arrivals() -> None:
+def test_a_preempted_request_goes_ahead_of_those_that_came_with_it() -> None:
     driver = Driver(num_blocks=4, settings={"max_num_seqs": 2})
     driver.add(make_request("a", 30, max_tokens=10), make_request("b", 30, max_tokens=10))
-    driver.add(make_request("c", 30, max_tokens=1, arrival_time=1.0))
+    driver.add(make_request("c", 30, max_tokens=1))
     driver.step_until(lambda step: bool(step.preempted_request_ids))
     driver.step_until(lambda step: "a" in driver.finished)
     assert list(shares(driver.step())) == ["b"]
+
+
+@pytest.mark.usefixtures("eager_admission")
+def test_a_step_that_preempts_admits_nobody() -> None:
+    driver = Driver(num_blocks=8)
+    driver.add(make_request("a", 60), make_request("b", 60, arrival_time=1.0))
+    driver.step()
+    driver.add(make_request("large", 120, arrival_time=2.0), make_request("c", 5, arrival_time=3.0))
+    step = driver.step_until(lambda step: bool(step.preempted_request_ids))
+    assert step.preempted_request_ids == ["b"]
+    assert shares(step) == {"a": 1}
+    assert shares(driver.step()) == {"a": 1, "c": 5}
 
 
 @pytest.mark.usefixtures("eager_admission")
