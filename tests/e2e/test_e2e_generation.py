@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+SUM = [{"role": "user", "content": "What is 2 + 2?"}]  # the answer is one short sentence
 FOX = {"prompt": "The quick brown fox", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 
 
@@ -57,7 +57,7 @@ def test_a_stop_string_across_tokens_never_leaks(
 
 
 def test_a_special_token_as_stop_string_stops(client: httpx.Client) -> None:
-    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    body = {"messages": SUM, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
     response = client.post(CHAT, json={**body, "stop": ["<|im_end|>"]}).json()
     assert response["choices"][0]["finish_reason"] == "stop"
     assert "<|im_end|>" not in response["choices"][0]["message"]["content"]
@@ -66,9 +66,9 @@ def test_a_special_token_as_stop_string_stops(client: httpx.Client) -> None:
 
 def test_characters_of_several_tokens_arrive_whole(client: httpx.Client) -> None:
     body: dict[str, Any] = {
-        "prompt": "😀 🎉 안녕 😀 🎉 안녕 😀 🎉 안녕 😀 🎉",
+        "prompt": "안녕 😀 안녕 😀 안녕 😀 안녕 😀 안녕 😀 안녕 😀 안녕",
         "temperature": 0,
-        "max_tokens": 40,
+        "max_tokens": 30,
         "ignore_eos": True,
     }
     text = complete(client, **body)["text"]
@@ -81,7 +81,7 @@ def test_characters_of_several_tokens_arrive_whole(client: httpx.Client) -> None
 
 
 def test_ignore_eos_gives_exactly_max_tokens(client: httpx.Client) -> None:
-    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 50}
+    body = {"messages": SUM, "temperature": 0, "max_tokens": 50}
     ends = client.post(CHAT, json=body).json()
     goes_on = client.post(CHAT, json={**body, "ignore_eos": True}).json()
     assert ends["choices"][0]["finish_reason"] == "stop"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from shoal.request import SamplingParams
+from shoal.request import MAX_LOGPROBS, SamplingParams
 from shoal.server.errors import ApiError, bad_request, clip
 
 MAX_PROMPTS = 512
@@ -272,6 +272,16 @@ class ChatBody(GenerationBody, kw_only=True):
         GenerationBody.check(self)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs 'logprobs': true.", "top_logprobs")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
+            raise bad_request(
+                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.top_logprobs}.",
+                "top_logprobs",
+            )
+        if self.max_completion_tokens is not None and self.max_completion_tokens < 1:
+            raise bad_request(
+                f"max_completion_tokens must be at least 1, got {self.max_completion_tokens}.",
+                "max_completion_tokens",
+            )
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):

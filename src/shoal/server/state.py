@@ -76,11 +76,6 @@ class ServerState:
         self.metrics = Metrics(lambda: self.engine.stats)
         self._idle.set()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request would be served now."""
-        return not self.draining and self.engine.is_alive and self.engine.is_ready
-
     def require_ready(self) -> None:
         """Refuse a request that can't be served now.
 
