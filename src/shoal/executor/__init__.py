@@ -1,0 +1,1 @@
+"""Executors: what computes a scheduled step."""
