@@ -17,9 +17,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    path = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    with LLM(str(path), kv_cache_memory_mib=16, max_num_seqs=4, max_waiting_requests=3) as llm:
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_path: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_path), kv_cache_memory_mib=16, max_num_seqs=4, max_waiting_requests=3) as llm:
         yield llm
 
 
@@ -125,6 +129,21 @@ def test_an_interrupted_call_leaves_nothing_running(
             llm.generate([[5]] * 10, GREEDY)
     assert llm.stats.num_blocks_used == llm.stats.num_requests_waiting == 0
     assert llm.generate([[5]], GREEDY)[0].error is None
+
+
+def test_preemption_changes_no_token_and_no_logprob(tiny_path: Path) -> None:
+    params = [
+        SamplingParams(seed=seed, max_tokens=200, ignore_eos=True, logprobs=2) for seed in range(30)
+    ]
+    prompts = [[5 + seed] * (1 + seed) for seed in range(30)]
+    answers = []
+    for kv_cache_memory_mib in (16, 1):
+        with LLM(str(tiny_path), kv_cache_memory_mib=kv_cache_memory_mib) as llm:
+            outputs = llm.generate(prompts, params)
+            answers.append([(output.token_ids, output.logprobs) for output in outputs])
+            num_preemptions = llm.stats.num_preemptions
+    assert num_preemptions > 0
+    assert answers[0] == answers[1]
 
 
 def test_importing_shoal_loads_nothing_heavy() -> None:
