@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,33 @@ def test_prompt_logprobs_are_those_of_the_tokens_that_follow(program: Program) -
     for row, entry in zip(logprobs, answer.prompt_logprobs, strict=False):
         assert entry.logprob == pytest.approx(row[entry.token_id], abs=2e-6)
         assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:2].tolist()
+
+
+def test_the_draw_belongs_to_the_position_of_the_token_in_its_sequence(program: Program) -> None:
+    params = SamplingParams(temperature=2.0, max_tokens=4)
+    settings = _native.SamplingSettings(
+        seed=9,
+        sample_index=0,
+        temperature=2.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        min_tokens=0,
+        end_token_ids=[],
+        logit_bias=[],
+    )
+    request = make_request("a", [5, 6, 7], params, seed=9)
+    got = Driver(make_executor(program), all_at_once).run([request])["a"].token_ids
+    tokens = [5, 6, 7]
+    for token in got:
+        logits = make_executor(program).logits(one_request_step(tokens))["a"][0]
+        none = array("i")
+        row = _native.kernels.sample("portable", logits, settings, none, none, len(tokens), -1)
+        assert token == row[1][0]
+        tokens.append(token)
 
 
 def test_samples_of_one_seed_differ_and_repeat(program: Program) -> None:
