@@ -57,8 +57,8 @@ void Forward::run_stage(const Stage& stage, const RowSet& set) {
       Overloaded{
           [&](const std::vector<RowOp>& ops) { run_rows(ops, set); },
           [&](const LinearOp& op) {
-            model_.linears()[op.linear].forward(pool_, at(op.x, 0), strides_[op.x.buffer],
-                                                set.count, at(op.out, 0),
+            model_.linears()[op.linear].forward(pool_, op.precision, at(op.x, 0),
+                                                strides_[op.x.buffer], set.count, at(op.out, 0),
                                                 strides_[op.out.buffer]);
           },
           [&](const AttentionOp& op) {
@@ -66,8 +66,9 @@ void Forward::run_stage(const Stage& stage, const RowSet& set) {
                                  at(op.out, 0), strides_[op.out.buffer]);
           },
           [&](const LogitsOp& op) {
-            model_.linears()[op.linear].forward(pool_, at(op.x, 0), strides_[op.x.buffer],
-                                                set.count, logits_.data(), logits_stride_);
+            model_.linears()[op.linear].forward(pool_, Precision::kInt16, at(op.x, 0),
+                                                strides_[op.x.buffer], set.count, logits_.data(),
+                                                logits_stride_);
           },
       },
       stage);

@@ -123,14 +123,14 @@ FloatResult attention(const std::string& isa, int num_threads, const Floats& q,
 }
 
 FloatResult linear(const std::string& isa, int num_threads, const std::string& storage_type,
-                   const Array<uint8_t>& weights, int64_t outputs, const Floats& x,
-                   int64_t rows) {
+                   const Array<uint8_t>& weights, int64_t outputs, const Floats& x, int64_t rows,
+                   bool wide) {
   const auto inputs = static_cast<int64_t>(x.size()) / rows;
   require_size(x.size(), rows * inputs, "x");
   const Linear layer({storage_type, weights.data(), outputs, inputs}, isa_from_name(isa.c_str()));
   ThreadPool pool(num_threads);
   std::vector<float> y(static_cast<std::size_t>(rows * outputs));
-  layer.forward(pool, x.data(), inputs, rows, y.data(), outputs);
+  layer.forward(pool, wide ? Precision::kInt16 : Precision::kInt8, x.data(), inputs, rows, y.data(), outputs);
   return to_result(std::move(y));
 }
 
@@ -178,7 +178,7 @@ void bind_kernels(nb::module_& module) {
              "block_table_start"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a,
              "window"_a, "soft_cap"_a);
   module.def("linear", &linear, "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a,
-             "outputs"_a, "x"_a, "rows"_a);
+             "outputs"_a, "x"_a, "rows"_a, "wide"_a = false);
   module.def("sample", &sample, "isa"_a, "logits"_a, "settings"_a, "prompt"_a, "outputs"_a,
              "position"_a, "num_top"_a);
   module.def("count_tasks", &count_tasks);

@@ -121,7 +121,8 @@ struct Linear::Impl {
   const LinearKernels* kernels;
 
   void pack(const WeightSource& source);
-  QuantizedRows quantize(ThreadPool& pool, const float* x, int64_t x_stride, int64_t rows) const;
+  QuantizedRows quantize(ThreadPool& pool, Precision precision, const float* x, int64_t x_stride,
+                         int64_t rows) const;
 };
 
 void Linear::Impl::pack(const WeightSource& source) {
@@ -162,16 +163,18 @@ int64_t Linear::outputs() const { return impl_->matrix.outputs; }
 int64_t Linear::inputs() const { return impl_->matrix.inputs; }
 int64_t Linear::packed_bytes() const { return impl_->matrix.tiles * impl_->matrix.tile_bytes; }
 
-QuantizedRows Linear::Impl::quantize(ThreadPool& pool, const float* x, int64_t x_stride,
-                                     int64_t rows) const {
+QuantizedRows Linear::Impl::quantize(ThreadPool& pool, Precision precision, const float* x,
+                                     int64_t x_stride, int64_t rows) const {
+  const bool wide = precision == Precision::kInt16;
   const int64_t padded = round_up(rows, kRowPadding);
   const int64_t factors = padded / kRowPadding * matrix.groups();
   static thread_local Buffer buffer;
   uint8_t* p = buffer.reserve(factors * static_cast<int64_t>(sizeof(GroupFactors)) +
-                              padded * matrix.inputs);
+                              padded * matrix.inputs * (wide ? 2 : 1));
   QuantizedRows out{};
   out.factors = reinterpret_cast<GroupFactors*>(p);
   out.q = reinterpret_cast<int8_t*>(out.factors + factors);
+  out.fine = wide ? out.q + padded * matrix.inputs : nullptr;
   if (rows * matrix.inputs <= kSerialQuantize) {
     kernels->quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);
     return out;
@@ -184,8 +187,8 @@ QuantizedRows Linear::Impl::quantize(ThreadPool& pool, const float* x, int64_t x
   return out;
 }
 
-void Linear::forward(ThreadPool& pool, const float* x, int64_t x_stride, int64_t rows, float* y,
-                     int64_t y_stride) const {
+void Linear::forward(ThreadPool& pool, Precision precision, const float* x, int64_t x_stride,
+                     int64_t rows, float* y, int64_t y_stride) const {
   if (rows == 0) return;
   const PackedMatrix& m = impl_->matrix;
   GemmArgs args{};
@@ -194,7 +197,7 @@ void Linear::forward(ThreadPool& pool, const float* x, int64_t x_stride, int64_t
   args.y_stride = y_stride;
   args.dense = x;
   args.dense_stride = x_stride;
-  if (is_quantized(m.format)) args.x = impl_->quantize(pool, x, x_stride, rows);
+  if (is_quantized(m.format)) args.x = impl_->quantize(pool, precision, x, x_stride, rows);
 
   const int64_t pairs = m.tiles / 2;
   const int64_t row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;

@@ -45,35 +45,45 @@ struct SignedTile {
   }
 };
 
-// Integer sums of 16 rows x 16 columns over one group (or half group): dots[r][c] = sum_k x q.
-// Uses the tile registers `dots_tile` to `dots_tile + 2`.
-#define SHOAL_TILE_DOTS(dots_tile, x_tile, w_tile, x, x_stride, w, dots) \
-  do {                                                                  \
-    _tile_zero(dots_tile);                                              \
-    _tile_loadd(x_tile, x, x_stride);                                   \
-    _tile_loadd(w_tile, w, 64);                                         \
-    _tile_dpbssd(dots_tile, x_tile, w_tile);                            \
-    _tile_stored(dots_tile, dots, 64);                                  \
+// Integer sums of 16 rows x 16 columns over one group (or half group): dots[r][c] = sum_k x q. Tile
+// registers are part of the instruction, hence a macro.
+#define SHOAL_TILE_DOTS(dots_tile, x_tile, w_tile, x, x_stride, dots) \
+  do {                                                                \
+    _tile_zero(dots_tile);                                            \
+    _tile_loadd(x_tile, x, x_stride);                                 \
+    _tile_dpbssd(dots_tile, x_tile, w_tile);                          \
+    _tile_stored(dots_tile, dots, 64);                                \
   } while (false)
 
+struct alignas(64) TileSums {
+  int32_t q[kAmxRows * kTile];
+  int32_t fine[kAmxRows * kTile];
+};
+
 // Rows `row` to `row + 15`, of which `valid` are stored; the others are padding.
-template <typename F>
+template <typename F, bool kWide>
 void multiply_tile_rows(const GemmArgs& args, const SignedTile<F>& w, int64_t tile, int64_t row,
                         int64_t valid) {
   constexpr int H = F::kHalves;
   constexpr int kDepth = kGroup / H;
   const int64_t groups = args.w->groups(), inputs = args.w->inputs;
   const int8_t* x = args.x.q + row * inputs;
+  const int8_t* fine = kWide ? args.x.fine + row * inputs : nullptr;
   const GroupFactors* factors = args.x.factors + row / kRowPadding * groups;
-  alignas(64) int32_t dots[2][kAmxRows * kTile];
+  TileSums sums[2];
   Vec acc[kAmxRows];
 #pragma GCC unroll 16
   for (Vec& a : acc) a = Vec::zero();
   const auto multiply = [&](int64_t i) __attribute__((always_inline)) {  // i: (half) group
+    const int8_t* ws = w.quants + i * kDepth * kTile;
     if (i % 2 == 0) {
-      SHOAL_TILE_DOTS(0, 1, 2, x + i * kDepth, inputs, w.quants + i * kDepth * kTile, dots[0]);
+      _tile_loadd(2, ws, 64);
+      SHOAL_TILE_DOTS(0, 1, 2, x + i * kDepth, inputs, sums[0].q);
+      if constexpr (kWide) SHOAL_TILE_DOTS(6, 7, 2, fine + i * kDepth, inputs, sums[0].fine);
     } else {
-      SHOAL_TILE_DOTS(3, 4, 5, x + i * kDepth, inputs, w.quants + i * kDepth * kTile, dots[1]);
+      _tile_loadd(5, ws, 64);
+      SHOAL_TILE_DOTS(3, 4, 5, x + i * kDepth, inputs, sums[1].q);
+      if constexpr (kWide) SHOAL_TILE_DOTS(6, 7, 5, fine + i * kDepth, inputs, sums[1].fine);
     }
   };
   // The tile unit works one group ahead of the fp32 part.
@@ -82,13 +92,14 @@ void multiply_tile_rows(const GemmArgs& args, const SignedTile<F>& w, int64_t ti
     if (i + 1 < groups * H) multiply(i + 1);
     const int64_t g = i / H;
     const GroupFactors& f = factors[g];
-    const int32_t* sums = dots[i % 2];
+    const TileSums& current = sums[i % 2];
     const Vec d = Vec::load(w.scales + i * kTile);
     const Vec m = F::kHasMin ? Vec::load(w.mins + g * kTile) : Vec::zero();
 #pragma GCC unroll 16
     for (int r = 0; r < kAmxRows; ++r) {
-      const Vec s = Vec::broadcast(f.scale[r]);
-      acc[r] = fma(Vec::load_int32(sums + r * kTile), d * s, acc[r]);
+      Int sum = Int::load(current.q + r * kTile);
+      if constexpr (kWide) sum = sum.times_256() + Int::load(current.fine + r * kTile);
+      acc[r] = fma(sum.to_float(), d * Vec::broadcast(f.scale[r]), acc[r]);
       if constexpr (F::kHasMin) acc[r] = fma(m, Vec::broadcast(f.scaled_sum[r]), acc[r]);
     }
   }
@@ -108,11 +119,14 @@ void gemm_amx(const GemmArgs& args) {
   if (amx_end > args.row_begin) {
     constexpr int kDepth = kGroup / F::kHalves;
     TileConfig config;
-    for (int t = 0; t < 6; t += 3) {
-      config.rows[t] = config.rows[t + 1] = kAmxRows;
-      config.rows[t + 2] = kDepth / 4;
-      config.bytes_per_row[t] = config.bytes_per_row[t + 2] = 64;
-      config.bytes_per_row[t + 1] = kDepth;
+    for (const int dots : {0, 3, 6}) {
+      config.rows[dots] = config.rows[dots + 1] = kAmxRows;
+      config.bytes_per_row[dots] = 64;
+      config.bytes_per_row[dots + 1] = kDepth;
+    }
+    for (const int weights : {2, 5}) {
+      config.rows[weights] = kDepth / 4;
+      config.bytes_per_row[weights] = 64;
     }
     // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
     asm volatile("" : : "r"(&config) : "memory");
@@ -122,7 +136,12 @@ void gemm_amx(const GemmArgs& args) {
       const SignedTile<F> w(*args.w, tile, args.scratch);
       for (int64_t row = args.row_begin; row < amx_end; row += kAmxRows) {
         const int64_t left = amx_end - row;
-        multiply_tile_rows<F>(args, w, tile, row, left < kAmxRows ? left : kAmxRows);
+        const int64_t valid = left < kAmxRows ? left : kAmxRows;
+        if (args.x.fine != nullptr) {
+          multiply_tile_rows<F, true>(args, w, tile, row, valid);
+        } else {
+          multiply_tile_rows<F, false>(args, w, tile, row, valid);
+        }
       }
     }
     _tile_release();

@@ -6,6 +6,7 @@
 // with the integer sums exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
+#include "int_lanes.h"
 #include "linear_table.h"
 #include "vec.h"
 
@@ -27,113 +28,11 @@ using Q4_K = Quantized<4, 0, true, false, 1>;
 using Q5_K = Quantized<8, 0, true, false, 1>;
 using Q6_K = Quantized<8, 32, false, false, 2>;
 
-// Sixteen int32 lanes, and the 16 x 4 bytes that one multiply-accumulate takes from the weights.
+// Rows that share the loads of a tile pair; as many as the registers hold.
 #if defined(__AVX512F__)
-
-using Bytes = __m512i;
-struct Int {
-  __m512i v;
-  static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
-  SHOAL_INLINE Vec to_float() const { return {_mm512_cvtepi32_ps(v)}; }
-};
-SHOAL_INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-SHOAL_INLINE void store_bytes(uint8_t* p, Bytes b) { _mm512_storeu_si512(p, b); }
-SHOAL_INLINE Bytes low_nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(0x0f)); }
-SHOAL_INLINE Bytes high_nibbles(Bytes b) { return low_nibbles(_mm512_srli_epi16(b, 4)); }
-// acc[i] += sum of w[4i + j] * x[j] over the four bytes at x.
-template <int kBits>
-SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
-  int32_t quad;
-  __builtin_memcpy(&quad, x, sizeof quad);
-  return {_mm512_dpbusd_epi32(acc.v, w, _mm512_set1_epi32(quad))};
-}
 inline constexpr int kRowBlock = 6;
-
-#elif defined(__AVX2__)
-
-struct Bytes {
-  __m256i lo, hi;
-};
-struct Int {
-  __m256i lo, hi;
-  static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-  SHOAL_INLINE Vec to_float() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
-};
-SHOAL_INLINE Bytes load_bytes(const uint8_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-}
-SHOAL_INLINE void store_bytes(uint8_t* p, Bytes b) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), b.lo);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), b.hi);
-}
-SHOAL_INLINE __m256i and_bytes(__m256i b, int mask) {
-  return _mm256_and_si256(b, _mm256_set1_epi8(static_cast<char>(mask)));
-}
-SHOAL_INLINE Bytes low_nibbles(Bytes b) { return {and_bytes(b.lo, 0x0f), and_bytes(b.hi, 0x0f)}; }
-SHOAL_INLINE Bytes high_nibbles(Bytes b) {
-  return {and_bytes(_mm256_srli_epi16(b.lo, 4), 0x0f), and_bytes(_mm256_srli_epi16(b.hi, 4), 0x0f)};
-}
-// Exact while two products of w and x fit int16: w <= 127.
-SHOAL_INLINE __m256i dot4_small(__m256i w, __m256i x) {
-  return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
-}
-template <int kBits>
-SHOAL_INLINE __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
-  if constexpr (kBits <= 4) return _mm256_add_epi32(acc, dot4_small(w, x));
-  // A byte is 128 * its top bit + the rest, so that neither part can saturate.
-  const __m256i top = and_bytes(_mm256_srli_epi16(w, 7), 0x01);
-  const __m256i rest = dot4_small(and_bytes(w, 0x7f), x);
-  return _mm256_add_epi32(acc, _mm256_add_epi32(rest, _mm256_slli_epi32(dot4_small(top, x), 7)));
-}
-template <int kBits>
-SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
-  int32_t quad;
-  __builtin_memcpy(&quad, x, sizeof quad);
-  const __m256i xs = _mm256_set1_epi32(quad);
-  return {dot4_half<kBits>(acc.lo, w.lo, xs), dot4_half<kBits>(acc.hi, w.hi, xs)};
-}
-inline constexpr int kRowBlock = 2;
-
 #else
-
-struct Bytes {
-  uint8_t b[4 * kTile];
-};
-struct Int {
-  int32_t lane[kLanes];
-  static SHOAL_INLINE Int broadcast(int32_t x) {
-    Int r;
-    for (int32_t& lane : r.lane) lane = x;
-    return r;
-  }
-  SHOAL_INLINE Vec to_float() const {
-    return Vec::each([this](int i) { return static_cast<float>(lane[i]); });
-  }
-};
-SHOAL_INLINE Bytes load_bytes(const uint8_t* p) {
-  Bytes r;
-  __builtin_memcpy(r.b, p, sizeof r.b);
-  return r;
-}
-SHOAL_INLINE void store_bytes(uint8_t* p, const Bytes& w) { __builtin_memcpy(p, w.b, sizeof w.b); }
-SHOAL_INLINE Bytes low_nibbles(Bytes w) {
-  for (uint8_t& b : w.b) b &= 0x0f;
-  return w;
-}
-SHOAL_INLINE Bytes high_nibbles(Bytes w) {
-  for (uint8_t& b : w.b) b >>= 4;
-  return w;
-}
-template <int kBits>
-SHOAL_INLINE Int dot4(Int acc, const Bytes& w, const int8_t* x) {
-  for (int i = 0; i < kLanes; ++i) {
-    for (int j = 0; j < 4; ++j) acc.lane[i] += w.b[4 * i + j] * x[j];
-  }
-  return acc;
-}
 inline constexpr int kRowBlock = 2;
-
 #endif
 
 template <bool kHalf>
@@ -216,21 +115,37 @@ SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
   for (int64_t i = 0; i < columns; ++i) y[i] = lanes[i];
 }
 
-// Where the sum over a group starts: it corrects for the zero point of the weights.
+// What to add to the sum over a (half) group for the zero point of the weights.
 template <typename F>
 SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, int half) {
   if constexpr (F::kHalves == 2) {
-    return -F::kZero * (half == 0 ? factors.low_sum[lane] : factors.high_sum[lane]);
+    return -F::kZero * factors.half_sums[half][lane];
   }
-  return -F::kZero * (factors.low_sum[lane] + factors.high_sum[lane]);
+  return -F::kZero * (factors.half_sums[0][lane] + factors.half_sums[1][lane]);
 }
 
-// R rows from `row` on times two neighbouring tiles.
+// Adds the products of one group with one part of q to the sums of R rows and two tiles.
 template <typename F, int R, typename Tile>
+SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int64_t inputs,
+                                 Int (&dot)[R][2][F::kHalves]) {
+  for (int j = 0; j < 4; ++j) {
+    for (int c = 0; c < 2; ++c) {
+      Bytes low, high;
+      w[c].chunks(g, j, &low, &high);
+      for (int r = 0; r < R; ++r) {
+        const int8_t* xs = x + r * inputs + g * kGroup + 4 * j;
+        dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low, xs);
+        dot[r][c][F::kHalves - 1] = dot4<F::kBits>(dot[r][c][F::kHalves - 1], high, xs + 16);
+      }
+    }
+  }
+}
+
+// R rows from `row` on times two neighbouring tiles. kWide: q has 16 bits.
+template <typename F, int R, bool kWide, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   constexpr int H = F::kHalves;
   const int64_t groups = args.w->groups(), inputs = args.w->inputs;
-  const int8_t* x = args.x.q + row * inputs;
   const GroupFactors* factors[R];
   int64_t lane[R];
   for (int r = 0; r < R; ++r) {
@@ -241,33 +156,30 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   for (auto& a : acc) a[0] = a[1] = Vec::zero();
   for (int64_t g = 0; g < groups; ++g) {
     Int dot[R][2][H];
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < H; ++h) {
-        const int32_t start =
-            F::kZero == 0 ? 0 : zero_correction<F>(factors[r][g], lane[r], h);
-        dot[r][0][h] = dot[r][1][h] = Int::broadcast(start);
-      }
+    for (auto& sums : dot) {
+      for (int h = 0; h < H; ++h) sums[0][h] = sums[1][h] = Int::broadcast(0);
     }
-    for (int j = 0; j < 4; ++j) {
-      for (int c = 0; c < 2; ++c) {
-        Bytes low, high;
-        w[c].chunks(g, j, &low, &high);
-        for (int r = 0; r < R; ++r) {
-          const int8_t* xs = x + r * inputs + g * kGroup + 4 * j;
-          dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low, xs);
-          dot[r][c][H - 1] = dot4<F::kBits>(dot[r][c][H - 1], high, xs + 16);
+    multiply_group<F, R>(w, g, args.x.q + row * inputs, inputs, dot);
+    if constexpr (kWide) {
+      for (auto& sums : dot) {
+        for (int h = 0; h < H; ++h) {
+          sums[0][h] = sums[0][h].times_256();
+          sums[1][h] = sums[1][h].times_256();
         }
       }
+      multiply_group<F, R>(w, g, args.x.fine + row * inputs, inputs, dot);
     }
     for (int c = 0; c < 2; ++c) {
       for (int r = 0; r < R; ++r) {
-        const Vec s = Vec::broadcast(factors[r][g].scale[lane[r]]);
+        const GroupFactors& f = factors[r][g];
+        const Vec s = Vec::broadcast(f.scale[lane[r]]);
         for (int h = 0; h < H; ++h) {
-          acc[r][c] = fma(dot[r][c][h].to_float(), w[c].scale(g, h) * s, acc[r][c]);
+          Int sum = dot[r][c][h];
+          if constexpr (F::kZero != 0) sum = sum + zero_correction<F>(f, lane[r], h);
+          acc[r][c] = fma(sum.to_float(), w[c].scale(g, h) * s, acc[r][c]);
         }
         if constexpr (F::kHasMin) {
-          const Vec sum = Vec::broadcast(factors[r][g].scaled_sum[lane[r]]);
-          acc[r][c] = fma(w[c].min(g), sum, acc[r][c]);
+          acc[r][c] = fma(w[c].min(g), Vec::broadcast(f.scaled_sum[lane[r]]), acc[r][c]);
         }
       }
     }
@@ -281,37 +193,46 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   }
 }
 
-template <typename F, int R, typename Tile>
+template <typename F, int R, bool kWide, typename Tile>
 void multiply_tail(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row, int64_t rows) {
   if constexpr (R > 0) {
     if (rows == R) {
-      multiply_rows<F, R>(args, w, tile, row);
+      multiply_rows<F, R, kWide>(args, w, tile, row);
     } else {
-      multiply_tail<F, R - 1>(args, w, tile, row, rows);
+      multiply_tail<F, R - 1, kWide>(args, w, tile, row, rows);
     }
   }
 }
 
-template <typename F, typename Tile>
+template <typename F, bool kWide, typename Tile>
 void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   for (; row + kRowBlock <= args.row_end; row += kRowBlock) {
-    multiply_rows<F, kRowBlock>(args, w, tile, row);
+    multiply_rows<F, kRowBlock, kWide>(args, w, tile, row);
   }
-  multiply_tail<F, kRowBlock - 1>(args, w, tile, row, args.row_end - row);
+  multiply_tail<F, kRowBlock - 1, kWide>(args, w, tile, row, args.row_end - row);
 }
 
-template <typename F>
-void gemm_quantized(const GemmArgs& args) {
+template <typename F, bool kWide>
+void gemm_tiles(const GemmArgs& args) {
   for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
     if (args.row_end - args.row_begin <= kRowBlock) {
       const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
-      multiply_all_rows<F>(args, w, tile, args.row_begin);
+      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
     } else {
       const UnpackedTile<F> w[2] = {
           {*args.w, tile, args.scratch},
           {*args.w, tile + 1, args.scratch + gemm_scratch_bytes(args.w->inputs) / 2}};
-      multiply_all_rows<F>(args, w, tile, args.row_begin);
+      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
     }
+  }
+}
+
+template <typename F>
+void gemm_quantized(const GemmArgs& args) {
+  if (args.x.fine != nullptr) {
+    gemm_tiles<F, true>(args);
+  } else {
+    gemm_tiles<F, false>(args);
   }
 }
 
@@ -357,30 +278,53 @@ void gemm_dense(const GemmArgs& args) {
   }
 }
 
-// x = scale * q with scale = max|x| / 127 over each group of 32, q rounded to nearest even.
+// One group: x = scale * q, scale = max|x| / levels, q rounded to nearest even. levels is 127, or
+// 127 * 256 for q of 16 bits, which is stored as 256 * q + fine.
+template <bool kWide>
+SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupFactors& factors,
+                                 int64_t lane) {
+  constexpr float kLevels = kWide ? 127.0f * 256.0f : 127.0f;
+  constexpr float kSmallest = 1e-30f;           // below it levels / x could overflow
+  const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds to an integer
+  const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
+  const float largest = reduce_max(max(abs(low), abs(high)));
+  const float scale = largest > kSmallest ? largest / kLevels : 0.0f;
+  const Vec inverse = Vec::broadcast(largest > kSmallest ? kLevels / largest : 0.0f);
+  const Vec q_low = (low * inverse + shift) - shift, q_high = (high * inverse + shift) - shift;
+  const float sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
+  factors.scale[lane] = scale;
+  factors.scaled_sum[lane] = scale * (sum_low + sum_high);
+  factors.half_sums[0][lane] = static_cast<int32_t>(sum_low);
+  factors.half_sums[1][lane] = static_cast<int32_t>(sum_high);
+  if constexpr (kWide) {
+    // The nearest multiple of 256; half a unit more settles ties so that what is left fits int8.
+    const Vec per_step = Vec::broadcast(1.0f / 256.0f), nudge = Vec::broadcast(0.5f / 256.0f);
+    const Vec step = Vec::broadcast(-256.0f);
+    const Vec coarse_low = (fma(q_low, per_step, nudge) + shift) - shift;
+    const Vec coarse_high = (fma(q_high, per_step, nudge) + shift) - shift;
+    coarse_low.store_int8(q);
+    coarse_high.store_int8(q + kLanes);
+    fma(coarse_low, step, q_low).store_int8(fine);
+    fma(coarse_high, step, q_high).store_int8(fine + kLanes);
+  } else {
+    q_low.store_int8(q);
+    q_high.store_int8(q + kLanes);
+  }
+}
+
 static void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                           int64_t inputs, const QuantizedRows& out) {
-  constexpr float kSmallest = 1e-30f;  // below it 127 / x could overflow
   const int64_t groups = inputs / kGroup;
-  const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds to an integer
   for (int64_t row = row_begin; row < row_end; ++row) {
+    GroupFactors* factors = out.factors + row / kRowPadding * groups;
     for (int64_t g = 0; g < groups; ++g) {
       const float* in = x + row * x_stride + g * kGroup;
-      const Vec low = Vec::load(in), high = Vec::load(in + kLanes);
-      const float largest = reduce_max(max(abs(low), abs(high)));
-      const float scale = largest > kSmallest ? largest / 127.0f : 0.0f;
-      const Vec inverse = Vec::broadcast(largest > kSmallest ? 127.0f / largest : 0.0f);
-      const Vec q_low = (low * inverse + shift) - shift, q_high = (high * inverse + shift) - shift;
-      int8_t* q = out.q + row * inputs + g * kGroup;
-      q_low.store_int8(q);
-      q_high.store_int8(q + kLanes);
-      const float sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
-      GroupFactors& factors = out.factors[row / kRowPadding * groups + g];
-      const int64_t lane = row % kRowPadding;
-      factors.scale[lane] = scale;
-      factors.scaled_sum[lane] = scale * (sum_low + sum_high);
-      factors.low_sum[lane] = static_cast<int32_t>(sum_low);
-      factors.high_sum[lane] = static_cast<int32_t>(sum_high);
+      const int64_t at = row * inputs + g * kGroup;
+      if (out.fine != nullptr) {
+        quantize_group<true>(in, out.q + at, out.fine + at, factors[g], row % kRowPadding);
+      } else {
+        quantize_group<false>(in, out.q + at, nullptr, factors[g], row % kRowPadding);
+      }
     }
   }
 }

@@ -35,18 +35,19 @@ struct PackedMatrix {
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations quantised per row and group: x = scale * q. All arrays are padded to whole blocks of 16
-// rows. What a kernel needs of a group beside q lies together for the 16 rows of a block, so that one
-// pointer reaches it all: four lines of 16, one entry for each row.
+// Activations quantised per row and group: x = scale * q, q of 8 bits, or of 16 bits in two parts.
+//
+// All arrays are padded to whole blocks of 16 rows. What a kernel needs of a group beside q lies together
+// for the 16 rows of a block, so that one pointer reaches it all: lines of 16, one entry for each row.
 inline constexpr int kRowPadding = 16;
 struct GroupFactors {
   float scale[kRowPadding];
-  float scaled_sum[kRowPadding];  // scale * sum(q)
-  int32_t low_sum[kRowPadding];   // sum(q) over columns 0 to 15
-  int32_t high_sum[kRowPadding];  // and 16 to 31
+  float scaled_sum[kRowPadding];         // scale * sum(q)
+  int32_t half_sums[2][kRowPadding];     // sum(q) over columns 0 to 15 and 16 to 31
 };
 struct QuantizedRows {
-  int8_t* q;              // [rows][inputs], |q| <= 127
+  int8_t* q;              // [rows][inputs]; with 16 bits q = 256 * q + fine
+  int8_t* fine;           // [rows][inputs], null with 8 bits
   GroupFactors* factors;  // [rows / 16][groups]
 };
 
@@ -70,6 +71,7 @@ SHOAL_ALWAYS_INLINE constexpr int64_t gemm_scratch_bytes(int64_t inputs) {
 inline constexpr int kNumFormats = 9;
 
 struct LinearKernels {
+  // Fills out.fine as well if it is there.
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                         int64_t inputs, const QuantizedRows& out);
   void (*gemm[kNumFormats])(const GemmArgs& args);  // indexed by Format

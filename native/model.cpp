@@ -107,13 +107,13 @@ void Model::rms_norm(View x, View out, std::vector<float> weight, float epsilon)
   append(RmsNormOp{x, out, std::move(weight), epsilon});
 }
 
-void Model::linear(View x, View out, int64_t linear) {
+void Model::linear(View x, View out, int64_t linear, Precision precision) {
   require_width(x, linear_at(linear).inputs(), "the input of linear");
   require_width(out, linear_at(linear).outputs(), "the output of linear");
   require(x.buffer != out.buffer, "linear can't work in place");
   read(x, "the input of linear");
   write(out, "the output of linear");
-  append_stage(LinearOp{x, out, linear});
+  append_stage(LinearOp{x, out, linear, precision});
 }
 
 void Model::add_bias(View x, std::vector<float> bias) {

@@ -57,6 +57,7 @@ using RowOp = std::variant<EmbedOp, RmsNormOp, AddBiasOp, RopeOp, WriteKvOp, Gat
 struct LinearOp {
   View x, out;
   int64_t linear;
+  Precision precision;
 };
 struct AttentionOp {
   View q, out;
@@ -90,7 +91,7 @@ class Model {
   // Each appends an op. Throws std::invalid_argument for a shape or an order that can't run.
   void embed(View out, int64_t linear);
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
-  void linear(View x, View out, int64_t linear);
+  void linear(View x, View out, int64_t linear, Precision precision);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
   void attention(View q, View k, View v, View out, int64_t layer, const AttentionHeads& heads);

@@ -174,8 +174,9 @@ void bind_recording(nb::class_<Session>& session) {
              s.model().rms_norm(as_view(x), as_view(out), as_vector(weight), epsilon);
            })
       .def("linear",
-           [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear) {
-             s.model().linear(as_view(x), as_view(out), linear);
+           [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, bool wide) {
+             s.model().linear(as_view(x), as_view(out), linear,
+                              wide ? Precision::kInt16 : Precision::kInt8);
            })
       .def("add_bias",
            [](Session& s, const ViewTuple& x, const Array<float>& bias) {

@@ -1,4 +1,4 @@
-"""Every setting of the engine, once: documented here, validated here, the CLI flags come from it."""
+"""Every setting of the engine: documented and validated once; the CLI flags come from it."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ QUESTIONS = _questions()
 def _ask(llm: LLM, questions: Sequence[Question]) -> list[Answer]:
     outputs = llm.generate([q.prompt_token_ids for q in questions], [q.params for q in questions])
     assert [output.error for output in outputs] == [None] * len(outputs)
-    return [
-        Answer(o.token_ids, o.logprobs or [], o.text, str(o.finish_reason)) for o in outputs
-    ]
+    return [Answer(o.token_ids, o.logprobs or [], o.text, str(o.finish_reason)) for o in outputs]
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,15 @@ class _Recorder:
             name: session.add_buffer(columns) for name, columns in program.buffers.items()
         }
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
+        # Activations of 16 bits where an answer is most sensitive to them: what queries, keys and
+        # values are computed from, a sixth of the work, and the few rows that need logits.
+        self._wide_buffers = {
+            view.buffer
+            for op in program.ops
+            if isinstance(op, Attention)
+            for view in (op.q, op.k, op.v)
+        }
+        self._rows_are_selected = False
 
     def record(self, op: Op) -> None:
         match op:
@@ -78,6 +87,7 @@ class _Recorder:
             case Add():
                 self._session.add(self._view(op.x), self._view(op.y))
             case SelectRows():
+                self._rows_are_selected = True
                 self._session.select_rows(self._view(op.x), self._view(op.out))
             case Logits():
                 self._session.logits(self._view(op.x), self._matrix((op.weight,)))
@@ -87,7 +97,8 @@ class _Recorder:
         for names in self._stacks(op.weights):
             width = sum(self._weights[name].shape[0] for name in names)
             out = self._view(View(op.out.buffer, start, width))
-            self._session.linear(x, out, self._matrix(names))
+            wide = self._rows_are_selected or op.out.buffer in self._wide_buffers
+            self._session.linear(x, out, self._matrix(names), wide)
             start += width
         if start != op.out.start + op.out.width:
             raise ValueError(f"{op.weights} have {start - op.out.start} rows, not {op.out.width}")

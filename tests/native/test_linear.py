@@ -1,0 +1,106 @@
+"""Linear layers against NumPy in float64; bit for bit across instruction sets, rows and threads."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf_files import quantize
+
+from shoal._native import kernels
+from shoal.model.quantization import dequantize
+from shoal.model.weights import WeightTensor, WeightType
+
+Floats = npt.NDArray[np.float32]
+ISAS = kernels.instruction_sets()
+BEST = ISAS[-1]
+OUTPUTS, INPUTS = 83, 512  # the last tile of 16 outputs is not full; two blocks of a K-quant
+DENSE = (WeightType.F32, WeightType.F16, WeightType.BF16)
+QUANTIZED = tuple(kind for kind in WeightType if kind not in DENSE)
+# Around the row blocks of the kernels (2, 6 and 16) and beyond one task (128).
+ROWS = (1, 2, 3, 5, 6, 7, 15, 16, 17, 23, 33, 130)
+
+
+def random_rows(rows: int, seed: int = 3) -> Floats:
+    rng = np.random.default_rng(seed)
+    # Groups of unlike size, as activations have them, and one of zeros.
+    spread = np.repeat(np.exp(rng.standard_normal((rows, INPUTS // 32))), 32, axis=1)
+    spread[:, 32:64] = 0
+    return (rng.standard_normal((rows, INPUTS)) * spread).astype(np.float32)
+
+
+def random_weight(kind: WeightType) -> WeightTensor:
+    values = np.random.default_rng(7).standard_normal((OUTPUTS, INPUTS)).astype(np.float32) * 0.1
+    data = np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(-1)
+    return WeightTensor("w", (OUTPUTS, INPUTS), kind, data)
+
+
+def multiply(
+    weight: WeightTensor, x: Floats, *, isa: str = BEST, threads: int = 1, wide: bool = False
+) -> Floats:
+    y: Floats = kernels.linear(
+        isa, threads, weight.type.value, weight.data, OUTPUTS, x.reshape(-1), len(x), wide
+    )
+    return y.reshape(len(x), OUTPUTS)
+
+
+def relative_error(got: Floats, weight: WeightTensor, x: Floats) -> float:
+    want = x.astype(np.float64) @ dequantize(weight).astype(np.float64).T
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def quantized_as_documented(x: Floats, levels: int) -> npt.NDArray[np.float64]:
+    groups = x.astype(np.float64).reshape(len(x), -1, 32)
+    scale = np.abs(groups).max(axis=-1, keepdims=True) / levels
+    scale[scale == 0] = 1
+    return (np.rint(groups / scale) * scale).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize(("wide", "levels"), [(False, 127), (True, 127 * 256)])
+def test_a_product_is_that_of_the_quantised_activations(
+    kind: WeightType, wide: bool, levels: int
+) -> None:
+    weight, x = random_weight(kind), random_rows(7)
+    want = quantized_as_documented(x, levels) @ dequantize(weight).astype(np.float64).T
+    got = multiply(weight, x, wide=wide)
+    # A value between two levels may round either way in fp32: few do, by one level.
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (2e-3 if not wide else 2e-5)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_eight_bits_cost_less_than_one_per_cent_and_sixteen_next_to_nothing(
+    kind: WeightType,
+) -> None:
+    weight, x = random_weight(kind), random_rows(9)
+    assert relative_error(multiply(weight, x), weight, x) < 1e-2
+    assert relative_error(multiply(weight, x, wide=True), weight, x) < 1e-4
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_weights_are_multiplied_in_fp32(kind: WeightType) -> None:
+    weight, x = random_weight(kind), random_rows(9)
+    assert relative_error(multiply(weight, x), weight, x) < 2e-6
+
+
+@pytest.mark.parametrize("kind", list(WeightType))
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_threads_and_instruction_sets_change_no_bit(kind: WeightType, wide: bool) -> None:
+    weight, x = random_weight(kind), random_rows(max(ROWS))
+    alone = np.concatenate([multiply(weight, row[None], wide=wide) for row in x])
+    for isa in ISAS:
+        for rows in ROWS if isa != "portable" else ROWS[:8]:
+            got = multiply(weight, x[:rows], isa=isa, threads=1 + rows % 2, wide=wide)
+            assert_same_bits(got, alone[:rows], (isa, rows))
+
+
+def test_extreme_activations_stay_finite() -> None:
+    x = random_rows(17)
+    x[0, :32], x[1, 64:96], x[2, 128] = 1e-38, 1e-31, 3e37
+    weight = random_weight(WeightType.Q4_0)
+    for isa in ISAS:
+        assert np.isfinite(multiply(weight, x, isa=isa)).all()
+
+
+def assert_same_bits(got: Floats, want: Floats, where: Sequence[object]) -> None:
+    assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), where
