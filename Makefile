@@ -43,12 +43,12 @@ bench: $(VENV)/.installed ## Throughput on 96 mixed requests, 32 at a time
 	@$(BIN)/shoal bench throughput --model $(MODEL) --num-requests 96 --input-len 50:800 \
 	    --output-len 20:200 --max-num-seqs 32 $(ARGS)
 
-peers: $(VENV)/.installed ## Compare with OpenVINO GenAI and llama.cpp in one run (installs them)
+peers: $(VENV)/.tested ## Compare with OpenVINO GenAI and llama.cpp in one run (installs them)
 	@$(BIN)/python benchmarks/setup_peers.py
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
-roofline: ## What this machine could do at best
-	@$(PYTHON) benchmarks/roofline.py
+roofline: $(VENV)/.installed ## What this machine could do at best
+	@$(BIN)/python benchmarks/roofline.py
 
 clean: ## Remove the virtual environment and what was built
 	rm -rf $(VENV) build dist

@@ -197,6 +197,7 @@ class AsyncEngine:
             while True:
                 self._handle(loaded, await loaded.connection.receive())
         except EngineDeadError as error:
+            _logger.critical("the engine has stopped: %s", error)
             self._die(str(error))
         except Exception as error:
             _logger.critical("the engine's events can't be read", exc_info=error)
