@@ -175,13 +175,14 @@ QuantizedRows Linear::Impl::quantize(ThreadPool& pool, Precision precision, cons
   out.factors = reinterpret_cast<GroupFactors*>(p);
   out.q = reinterpret_cast<int8_t*>(out.factors + factors);
   out.fine = wide ? out.q + padded * matrix.inputs : nullptr;
+  const auto quantize_rows = kernels->quantize_rows[wide][halves(matrix.format) == 2];
   if (rows * matrix.inputs <= kSerialQuantize) {
-    kernels->quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);
+    quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);
     return out;
   }
   const int64_t step = std::max<int64_t>(1, kSerialQuantize / matrix.inputs);
   pool.parallel_for((rows + step - 1) / step, [&](int64_t task, int) {
-    kernels->quantize_rows(x, x_stride, task * step, std::min(rows, (task + 1) * step),
+    quantize_rows(x, x_stride, task * step, std::min(rows, (task + 1) * step),
                            matrix.inputs, out);
   });
   return out;

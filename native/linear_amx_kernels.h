@@ -154,7 +154,8 @@ void gemm_amx(const GemmArgs& args) {
 }
 
 inline constexpr LinearKernels kAmxLinearKernels = {
-    &quantize_rows,
+    {{&quantize_rows<false, false>, &quantize_rows<false, true>},
+     {&quantize_rows<true, false>, &quantize_rows<true, true>}},
     {&gemm_amx<Q4_1>, &gemm_amx<Q4_0>, &gemm_amx<Q8_0>, &gemm_amx<Q4_K>, &gemm_amx<Q5_K>,
      &gemm_amx<Q6_K>, &gemm_dense<Format::kF32>, &gemm_dense<Format::kF16>,
      &gemm_dense<Format::kBF16>}};

@@ -119,9 +119,10 @@ SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
 template <typename F>
 SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, int half) {
   if constexpr (F::kHalves == 2) {
-    return -F::kZero * factors.half_sums[half][lane];
+    const int32_t low_sum = factors.low_sum[lane];
+    return -F::kZero * (half == 0 ? low_sum : factors.sum[lane] - low_sum);
   }
-  return -F::kZero * (factors.half_sums[0][lane] + factors.half_sums[1][lane]);
+  return -F::kZero * factors.sum[lane];
 }
 
 // Adds the products of one group with one part of q to the sums of R rows and two tiles.
@@ -280,7 +281,7 @@ void gemm_dense(const GemmArgs& args) {
 
 // One group: x = scale * q, scale = max|x| / levels, q rounded to nearest even. levels is 127, or
 // 127 * 256 for q of 16 bits, which is stored as 256 * q + fine.
-template <bool kWide>
+template <bool kWide, bool kHalves>
 SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupFactors& factors,
                                  int64_t lane) {
   constexpr float kLevels = kWide ? 127.0f * 256.0f : 127.0f;
@@ -291,11 +292,11 @@ SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupF
   const float scale = largest > kSmallest ? largest / kLevels : 0.0f;
   const Vec inverse = Vec::broadcast(largest > kSmallest ? kLevels / largest : 0.0f);
   const Vec q_low = (low * inverse + shift) - shift, q_high = (high * inverse + shift) - shift;
-  const float sum_low = reduce_add(q_low), sum_high = reduce_add(q_high);
+  const float sum = reduce_add(q_low + q_high);  // exact: integers below 2^24
   factors.scale[lane] = scale;
-  factors.scaled_sum[lane] = scale * (sum_low + sum_high);
-  factors.half_sums[0][lane] = static_cast<int32_t>(sum_low);
-  factors.half_sums[1][lane] = static_cast<int32_t>(sum_high);
+  factors.scaled_sum[lane] = scale * sum;
+  factors.sum[lane] = static_cast<int32_t>(sum);
+  factors.low_sum[lane] = kHalves ? static_cast<int32_t>(reduce_add(q_low)) : 0;
   if constexpr (kWide) {
     // The nearest multiple of 256; half a unit more settles ties so that what is left fits int8.
     const Vec per_step = Vec::broadcast(1.0f / 256.0f), nudge = Vec::broadcast(0.5f / 256.0f);
@@ -312,25 +313,24 @@ SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupF
   }
 }
 
-static void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                          int64_t inputs, const QuantizedRows& out) {
+template <bool kWide, bool kHalves>
+void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
+                   int64_t inputs, const QuantizedRows& out) {
   const int64_t groups = inputs / kGroup;
   for (int64_t row = row_begin; row < row_end; ++row) {
     GroupFactors* factors = out.factors + row / kRowPadding * groups;
     for (int64_t g = 0; g < groups; ++g) {
       const float* in = x + row * x_stride + g * kGroup;
       const int64_t at = row * inputs + g * kGroup;
-      if (out.fine != nullptr) {
-        quantize_group<true>(in, out.q + at, out.fine + at, factors[g], row % kRowPadding);
-      } else {
-        quantize_group<false>(in, out.q + at, nullptr, factors[g], row % kRowPadding);
-      }
+      int8_t* fine = kWide ? out.fine + at : nullptr;
+      quantize_group<kWide, kHalves>(in, out.q + at, fine, factors[g], row % kRowPadding);
     }
   }
 }
 
 inline constexpr LinearKernels kLinearKernels = {
-    &quantize_rows,
+    {{&quantize_rows<false, false>, &quantize_rows<false, true>},
+     {&quantize_rows<true, false>, &quantize_rows<true, true>}},
     {&gemm_quantized<Q4_1>, &gemm_quantized<Q4_0>, &gemm_quantized<Q8_0>, &gemm_quantized<Q4_K>,
      &gemm_quantized<Q5_K>, &gemm_quantized<Q6_K>, &gemm_dense<Format::kF32>,
      &gemm_dense<Format::kF16>, &gemm_dense<Format::kBF16>}};

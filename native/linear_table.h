@@ -42,8 +42,9 @@ struct PackedMatrix {
 inline constexpr int kRowPadding = 16;
 struct GroupFactors {
   float scale[kRowPadding];
-  float scaled_sum[kRowPadding];         // scale * sum(q)
-  int32_t half_sums[2][kRowPadding];     // sum(q) over columns 0 to 15 and 16 to 31
+  float scaled_sum[kRowPadding];  // scale * sum(q)
+  int32_t sum[kRowPadding];       // sum(q)
+  int32_t low_sum[kRowPadding];   // sum(q) over columns 0 to 15, for formats that scale them apart
 };
 struct QuantizedRows {
   int8_t* q;              // [rows][inputs]; with 16 bits q = 256 * q + fine
@@ -71,9 +72,9 @@ SHOAL_ALWAYS_INLINE constexpr int64_t gemm_scratch_bytes(int64_t inputs) {
 inline constexpr int kNumFormats = 9;
 
 struct LinearKernels {
-  // Fills out.fine as well if it is there.
-  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                        int64_t inputs, const QuantizedRows& out);
+  // Indexed by whether q has 16 bits, and by whether the weights' format scales half groups.
+  void (*quantize_rows[2][2])(const float* x, int64_t x_stride, int64_t row_begin,
+                              int64_t row_end, int64_t inputs, const QuantizedRows& out);
   void (*gemm[kNumFormats])(const GemmArgs& args);  // indexed by Format
 };
 
