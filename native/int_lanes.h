@@ -16,7 +16,7 @@ struct Int {
   __m512i v;
   static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static SHOAL_INLINE Int load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-  SHOAL_INLINE Int times_256() const { return {_mm512_slli_epi32(v, 8)}; }
+  SHOAL_INLINE Int times_16() const { return {_mm512_slli_epi32(v, 4)}; }
   SHOAL_INLINE Vec to_float() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 SHOAL_INLINE Int operator+(Int a, int32_t b) {
@@ -43,7 +43,7 @@ struct Bytes {
 struct Int {
   __m256i lo, hi;
   static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-  SHOAL_INLINE Int times_256() const { return {_mm256_slli_epi32(lo, 8), _mm256_slli_epi32(hi, 8)}; }
+  SHOAL_INLINE Int times_16() const { return {_mm256_slli_epi32(lo, 4), _mm256_slli_epi32(hi, 4)}; }
   SHOAL_INLINE Vec to_float() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
 };
 SHOAL_INLINE Int operator+(Int a, int32_t b) {
@@ -97,9 +97,9 @@ struct Int {
     for (int32_t& lane : r.lane) lane = x;
     return r;
   }
-  SHOAL_INLINE Int times_256() const {
+  SHOAL_INLINE Int times_16() const {
     Int r = *this;
-    for (int32_t& x : r.lane) x *= 256;
+    for (int32_t& x : r.lane) x *= 16;
     return r;
   }
   SHOAL_INLINE Vec to_float() const {

@@ -165,7 +165,7 @@ int64_t Linear::packed_bytes() const { return impl_->matrix.tiles * impl_->matri
 
 QuantizedRows Linear::Impl::quantize(ThreadPool& pool, Precision precision, const float* x,
                                      int64_t x_stride, int64_t rows) const {
-  const bool wide = precision == Precision::kInt16;
+  const bool wide = precision == Precision::kInt12;
   const int64_t padded = round_up(rows, kRowPadding);
   const int64_t factors = padded / kRowPadding * matrix.groups();
   static thread_local Buffer buffer;
@@ -174,7 +174,7 @@ QuantizedRows Linear::Impl::quantize(ThreadPool& pool, Precision precision, cons
   QuantizedRows out{};
   out.factors = reinterpret_cast<GroupFactors*>(p);
   out.q = reinterpret_cast<int8_t*>(out.factors + factors);
-  out.fine = wide ? out.q + padded * matrix.inputs : nullptr;
+  out.wide = wide;
   const auto quantize_rows = kernels->quantize_rows[wide][halves(matrix.format) == 2];
   if (rows * matrix.inputs <= kSerialQuantize) {
     quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);

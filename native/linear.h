@@ -1,7 +1,7 @@
 // Linear layers over weights packed at load: y[row] = W x[row] + b.
 //
 // A row's result depends on that row alone: activations are quantised per row in groups of 32
-// columns, to 8 bits, or to 16 where a model is most sensitive; products are summed exactly as int32 inside a group, and groups are added in ascending
+// columns, to 8 bits, or to 12 where a model is most sensitive; products are summed exactly as int32 inside a group, and groups are added in ascending
 // order in fp32. Every instruction set and every batch size gives the same bits.
 #pragma once
 
@@ -24,7 +24,7 @@ struct WeightSource {
 };
 
 // Bits of the quantised activations; formats that aren't quantised ignore it.
-enum class Precision { kInt8, kInt16 };
+enum class Precision { kInt8, kInt12 };
 
 class Linear {
  public:

@@ -73,7 +73,7 @@ struct UnpackedTile {
   float* scales;          // [groups][kHalves][16]
   float* mins;            // [groups][16]
 
-  // Unpacks into `scratch` (half of gemm_scratch_bytes); quants of 8 bits stay where they are.
+  // Unpacks into `scratch` (a third of gemm_scratch_bytes); quants of 8 bits stay where they are.
   UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch) {
     const PackedTile<F> packed(w, tile);
     const int64_t groups = w.groups();
@@ -127,14 +127,14 @@ SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, 
 
 // Adds the products of one group with one part of q to the sums of R rows and two tiles.
 template <typename F, int R, typename Tile>
-SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int64_t inputs,
+SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int64_t row_bytes,
                                  Int (&dot)[R][2][F::kHalves]) {
   for (int j = 0; j < 4; ++j) {
     for (int c = 0; c < 2; ++c) {
       Bytes low, high;
       w[c].chunks(g, j, &low, &high);
       for (int r = 0; r < R; ++r) {
-        const int8_t* xs = x + r * inputs + g * kGroup + 4 * j;
+        const int8_t* xs = x + r * row_bytes + 4 * j;
         dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low, xs);
         dot[r][c][F::kHalves - 1] = dot4<F::kBits>(dot[r][c][F::kHalves - 1], high, xs + 16);
       }
@@ -142,11 +142,13 @@ SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int6
   }
 }
 
-// R rows from `row` on times two neighbouring tiles. kWide: q has 16 bits.
+// R rows from `row` on times two neighbouring tiles. kWide: q has 12 bits.
 template <typename F, int R, bool kWide, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   constexpr int H = F::kHalves;
-  const int64_t groups = args.w->groups(), inputs = args.w->inputs;
+  constexpr int64_t kGroupBytes = kWide ? 2 * kGroup : kGroup;
+  const int64_t groups = args.w->groups(), row_bytes = groups * kGroupBytes;
+  const int8_t* x = args.x.q + row * row_bytes;
   const GroupFactors* factors[R];
   int64_t lane[R];
   for (int r = 0; r < R; ++r) {
@@ -160,15 +162,15 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     for (auto& sums : dot) {
       for (int h = 0; h < H; ++h) sums[0][h] = sums[1][h] = Int::broadcast(0);
     }
-    multiply_group<F, R>(w, g, args.x.q + row * inputs, inputs, dot);
+    multiply_group<F, R>(w, g, x + g * kGroupBytes, row_bytes, dot);
     if constexpr (kWide) {
       for (auto& sums : dot) {
         for (int h = 0; h < H; ++h) {
-          sums[0][h] = sums[0][h].times_256();
-          sums[1][h] = sums[1][h].times_256();
+          sums[0][h] = sums[0][h].times_16();
+          sums[1][h] = sums[1][h].times_16();
         }
       }
-      multiply_group<F, R>(w, g, args.x.fine + row * inputs, inputs, dot);
+      multiply_group<F, R>(w, g, x + g * kGroupBytes + kGroup, row_bytes, dot);
     }
     for (int c = 0; c < 2; ++c) {
       for (int r = 0; r < R; ++r) {
@@ -222,7 +224,7 @@ void gemm_tiles(const GemmArgs& args) {
     } else {
       const UnpackedTile<F> w[2] = {
           {*args.w, tile, args.scratch},
-          {*args.w, tile + 1, args.scratch + gemm_scratch_bytes(args.w->inputs) / 2}};
+          {*args.w, tile + 1, args.scratch + gemm_scratch_bytes(args.w->inputs) / 3}};
       multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
     }
   }
@@ -230,7 +232,7 @@ void gemm_tiles(const GemmArgs& args) {
 
 template <typename F>
 void gemm_quantized(const GemmArgs& args) {
-  if (args.x.fine != nullptr) {
+  if (args.x.wide) {
     gemm_tiles<F, true>(args);
   } else {
     gemm_tiles<F, false>(args);
@@ -280,11 +282,10 @@ void gemm_dense(const GemmArgs& args) {
 }
 
 // One group: x = scale * q, scale = max|x| / levels, q rounded to nearest even. levels is 127, or
-// 127 * 256 for q of 16 bits, which is stored as 256 * q + fine.
+// 127 * 16 for q of 12 bits, which is stored as 16 * coarse + fine.
 template <bool kWide, bool kHalves>
-SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupFactors& factors,
-                                 int64_t lane) {
-  constexpr float kLevels = kWide ? 127.0f * 256.0f : 127.0f;
+SHOAL_INLINE void quantize_group(const float* x, int8_t* q, GroupFactors& factors, int64_t lane) {
+  constexpr float kLevels = kWide ? 127.0f * 16.0f : 127.0f;
   constexpr float kSmallest = 1e-30f;           // below it levels / x could overflow
   const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds to an integer
   const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
@@ -298,15 +299,15 @@ SHOAL_INLINE void quantize_group(const float* x, int8_t* q, int8_t* fine, GroupF
   factors.sum[lane] = static_cast<int32_t>(sum);
   factors.low_sum[lane] = kHalves ? static_cast<int32_t>(reduce_add(q_low)) : 0;
   if constexpr (kWide) {
-    // The nearest multiple of 256; half a unit more settles ties so that what is left fits int8.
-    const Vec per_step = Vec::broadcast(1.0f / 256.0f), nudge = Vec::broadcast(0.5f / 256.0f);
-    const Vec step = Vec::broadcast(-256.0f);
+    // The nearest multiple of 16; half a unit more settles ties, so that fine is -8 to 7.
+    const Vec per_step = Vec::broadcast(1.0f / 16.0f), nudge = Vec::broadcast(0.5f / 16.0f);
+    const Vec step = Vec::broadcast(-16.0f);
     const Vec coarse_low = (fma(q_low, per_step, nudge) + shift) - shift;
     const Vec coarse_high = (fma(q_high, per_step, nudge) + shift) - shift;
     coarse_low.store_int8(q);
     coarse_high.store_int8(q + kLanes);
-    fma(coarse_low, step, q_low).store_int8(fine);
-    fma(coarse_high, step, q_high).store_int8(fine + kLanes);
+    fma(coarse_low, step, q_low).store_int8(q + kGroup);
+    fma(coarse_high, step, q_high).store_int8(q + kGroup + kLanes);
   } else {
     q_low.store_int8(q);
     q_high.store_int8(q + kLanes);
@@ -321,9 +322,8 @@ void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t 
     GroupFactors* factors = out.factors + row / kRowPadding * groups;
     for (int64_t g = 0; g < groups; ++g) {
       const float* in = x + row * x_stride + g * kGroup;
-      const int64_t at = row * inputs + g * kGroup;
-      int8_t* fine = kWide ? out.fine + at : nullptr;
-      quantize_group<kWide, kHalves>(in, out.q + at, fine, factors[g], row % kRowPadding);
+      int8_t* q = out.q + (row * groups + g) * (kWide ? 2 * kGroup : kGroup);
+      quantize_group<kWide, kHalves>(in, q, factors[g], row % kRowPadding);
     }
   }
 }

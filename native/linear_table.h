@@ -35,7 +35,7 @@ struct PackedMatrix {
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations quantised per row and group: x = scale * q, q of 8 bits, or of 16 bits in two parts.
+// Activations quantised per row and group: x = scale * q, q of 8 bits, or of 12 bits in two parts.
 //
 // All arrays are padded to whole blocks of 16 rows. What a kernel needs of a group beside q lies together
 // for the 16 rows of a block, so that one pointer reaches it all: lines of 16, one entry for each row.
@@ -47,8 +47,8 @@ struct GroupFactors {
   int32_t low_sum[kRowPadding];   // sum(q) over columns 0 to 15, for formats that scale them apart
 };
 struct QuantizedRows {
-  int8_t* q;              // [rows][inputs]; with 16 bits q = 256 * q + fine
-  int8_t* fine;           // [rows][inputs], null with 8 bits
+  bool wide;              // 12 bits
+  int8_t* q;              // [rows][groups][32], or wide [rows][groups][2][32]: q = 16 * coarse + fine
   GroupFactors* factors;  // [rows / 16][groups]
 };
 
@@ -64,15 +64,15 @@ struct GemmArgs {
   uint8_t* scratch;  // gemm_scratch_bytes(inputs), aligned to 64; of the calling thread alone
 };
 
-// Room to unpack two tiles to bytes and fp32 scales.
+// Room to unpack three tiles to bytes and fp32 scales.
 SHOAL_ALWAYS_INLINE constexpr int64_t gemm_scratch_bytes(int64_t inputs) {
-  return 2 * kTile * (inputs + inputs / kGroup * 3 * static_cast<int64_t>(sizeof(float)));
+  return 3 * kTile * (inputs + inputs / kGroup * 3 * static_cast<int64_t>(sizeof(float)));
 }
 
 inline constexpr int kNumFormats = 9;
 
 struct LinearKernels {
-  // Indexed by whether q has 16 bits, and by whether the weights' format scales half groups.
+  // Indexed by whether q has 12 bits, and by whether the weights' format scales half groups.
   void (*quantize_rows[2][2])(const float* x, int64_t x_stride, int64_t row_begin,
                               int64_t row_end, int64_t inputs, const QuantizedRows& out);
   void (*gemm[kNumFormats])(const GemmArgs& args);  // indexed by Format

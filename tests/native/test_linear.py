@@ -57,7 +57,7 @@ def quantized_as_documented(x: Floats, levels: int) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-@pytest.mark.parametrize(("wide", "levels"), [(False, 127), (True, 127 * 256)])
+@pytest.mark.parametrize(("wide", "levels"), [(False, 127), (True, 127 * 16)])
 def test_a_product_is_that_of_the_quantised_activations(
     kind: WeightType, wide: bool, levels: int
 ) -> None:
@@ -65,16 +65,16 @@ def test_a_product_is_that_of_the_quantised_activations(
     want = quantized_as_documented(x, levels) @ dequantize(weight).astype(np.float64).T
     got = multiply(weight, x, wide=wide)
     # A value between two levels may round either way in fp32: few do, by one level.
-    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (2e-3 if not wide else 2e-5)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (2e-3 if not wide else 2e-4)
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_eight_bits_cost_less_than_one_per_cent_and_sixteen_next_to_nothing(
+def test_eight_bits_cost_less_than_one_per_cent_and_twelve_a_sixteenth(
     kind: WeightType,
 ) -> None:
     weight, x = random_weight(kind), random_rows(9)
     assert relative_error(multiply(weight, x), weight, x) < 1e-2
-    assert relative_error(multiply(weight, x, wide=True), weight, x) < 1e-4
+    assert relative_error(multiply(weight, x, wide=True), weight, x) < 1e-2 / 16
 
 
 @pytest.mark.parametrize("kind", DENSE)

@@ -56,14 +56,17 @@ class _Recorder:
             name: session.add_buffer(columns) for name, columns in program.buffers.items()
         }
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
-        # Activations of 16 bits where an answer is most sensitive to them: what queries, keys and
-        # values are computed from, a sixth of the work, and the few rows that need logits.
+        # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
+        # values are computed from, the first tenth of the layers, whose errors all others carry on,
+        # and the few rows that need logits.
         self._wide_buffers = {
             view.buffer
             for op in program.ops
             if isinstance(op, Attention)
             for view in (op.q, op.k, op.v)
         }
+        self._num_early_layers = -(-program.num_layers // 10)
+        self._num_layers_begun = 0  # a layer begins with its attention
         self._rows_are_selected = False
 
     def record(self, op: Op) -> None:
@@ -97,8 +100,7 @@ class _Recorder:
         for names in self._stacks(op.weights):
             width = sum(self._weights[name].shape[0] for name in names)
             out = self._view(View(op.out.buffer, start, width))
-            wide = self._rows_are_selected or op.out.buffer in self._wide_buffers
-            self._session.linear(x, out, self._matrix(names), wide)
+            self._session.linear(x, out, self._matrix(names), self._is_wide(op))
             start += width
         if start != op.out.start + op.out.width:
             raise ValueError(f"{op.weights} have {start - op.out.start} rows, not {op.out.width}")
@@ -109,6 +111,13 @@ class _Recorder:
                 out = self._view(View(op.out.buffer, start, width))
                 self._session.add_bias(out, self._vector(bias))
             start += width
+
+    def _is_wide(self, op: Linear) -> bool:
+        return (
+            self._rows_are_selected
+            or self._num_layers_begun <= self._num_early_layers
+            or op.out.buffer in self._wide_buffers
+        )
 
     def _stacks(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Neighbours of one storage type, which are multiplied as one matrix."""
@@ -121,6 +130,7 @@ class _Recorder:
         return stacks
 
     def _record_attention(self, op: Attention) -> None:
+        self._num_layers_begun += 1
         self._session.attention(
             self._view(op.q),
             self._view(op.k),
