@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from gguf_files import TinyModel, write_tiny_model
 
 from shoal.config import EngineConfig
 from shoal.server.config import ServerConfig
@@ -99,6 +100,34 @@ def test_a_file_that_is_no_model_is_one_line_and_exit_status_1(tmp_path: Path) -
     page.write_text("<!DOCTYPE html><html>" * 100)
     assert_one_line(shoal("serve", str(page), "--port", "0"), 1, "page.gguf")
     assert_one_line(shoal("run", str(page), "hi"), 1, "page.gguf")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (TinyModel(head_dim=24), ("head_dim", "24")),
+        (TinyModel(chat_template="{% if %}"), ("chat template",)),
+        (TinyModel(architecture="mamba"), ("mamba",)),
+    ],
+    ids=lambda value: getattr(value, "architecture", ""),
+)
+def test_a_model_that_cannot_run_is_one_line(
+    tmp_path: Path, model: TinyModel, words: tuple[str, ...]
+) -> None:
+    path = write_tiny_model(tmp_path / "odd.gguf", model)
+    assert_one_line(shoal("serve", str(path), "--port", "0"), 1, *words)
+    result = shoal("run", str(path), "hi")
+    assert_one_line(result, result.returncode, *words)
+    assert result.returncode in (1, 2)
+
+
+def test_what_the_machine_does_not_have_is_one_line(tmp_path: Path) -> None:
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    serve = ("serve", path, "--port", "0")
+    assert_one_line(shoal(*serve, env={"SHOAL_ISA": "foo"}), 1, "instruction set foo")
+    assert_one_line(shoal(*serve, "--kv-cache-memory-mib", "99999999"), 1, "kv_cache_memory_mib")
+    run = ("run", path, "hi", "--kv-cache-memory-mib", "99999999999999")
+    assert_one_line(shoal(*run), 2, "kv_cache_memory_mib")
 
 
 def test_a_host_that_is_not_ours_is_one_line_and_exit_status_1() -> None:

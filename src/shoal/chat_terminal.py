@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal.config import ConfigError, EngineConfig
-from shoal.engine.errors import EngineStartError, RequestFailedError, describe
+from shoal.config import EngineConfig
+from shoal.engine.errors import RequestFailedError
 from shoal.engine.inputs import InputProcessor
 from shoal.engine.loading import load_engine, load_text_interface, model_limits
 from shoal.engine.outputs import FailedSample, OutputProcessor
@@ -42,7 +42,7 @@ def run(config: EngineConfig, conversation: Conversation, prompt: str | None) ->
     """Answer `prompt`, or chat until the input ends when there is none.
 
     Raises:
-        ModelError, ConfigError, EngineStartError: the model can't be loaded.
+        ModelError, ConfigError: the model can't be loaded.
         RequestRejectedError: `prompt` can't be answered.
         EngineDeadError, RequestFailedError: the engine failed.
     """
@@ -103,18 +103,13 @@ class _Answerer:
     """An engine for one conversation at a time.
 
     Raises:
-        ModelError, ConfigError, EngineStartError: the model can't be loaded.
+        ModelError, ConfigError: the model can't be loaded.
     """
 
     def __init__(self, config: EngineConfig, params: SamplingParams) -> None:
         model = open_model(resolve(config.model))
         self._text = load_text_interface(model)
-        try:
-            self._engine, info = load_engine(config, model)
-        except ConfigError:
-            raise
-        except (MemoryError, ValueError) as error:
-            raise EngineStartError(describe(error)) from error
+        self._engine, info = load_engine(config, model)
         self._inputs = InputProcessor(model_limits(info, self._text), config.seed)
         self._params = params
         self._request_ids = map(str, itertools.count())

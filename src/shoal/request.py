@@ -11,6 +11,8 @@ import msgspec
 MAX_LOGPROBS = 20
 MAX_PARALLEL_SAMPLES = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_STOP_STRING_LENGTH = 1024  # characters
+MIN_TEMPERATURE = 1e-3  # above 0: below it 1 / temperature leaves float32
 
 
 class FinishReason(enum.StrEnum):
@@ -85,15 +87,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         _require_range("n", self.n, 1, MAX_PARALLEL_SAMPLES)
-        _require_range("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature != 0.0:
+            _require_range("temperature", self.temperature, MIN_TEMPERATURE, 100.0)
         _require(self.top_k >= 0, "top_k", f"top_k must be 0 (no limit) or more, got {self.top_k}")
         _require(0.0 < self.top_p <= 1.0, "top_p", f"top_p must be in (0, 1], got {self.top_p}")
         _require_range("min_p", self.min_p, 0.0, 1.0)
-        _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0,
-            "repetition_penalty",
-            f"repetition_penalty must be above 0, got {self.repetition_penalty}",
-        )
+        _require_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _require_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _require(
@@ -123,6 +122,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             self.min_tokens >= 0, "min_tokens", f"min_tokens must be >= 0, got {self.min_tokens}"
         )
         _require(all(self.stop), "stop", "stop must not contain an empty string")
+        longest = max(map(len, self.stop), default=0)
+        _require(
+            longest <= MAX_STOP_STRING_LENGTH,
+            "stop",
+            f"a stop string has {longest} characters, the limit is {MAX_STOP_STRING_LENGTH}",
+        )
         for name, count in (
             ("logprobs", self.logprobs),
             ("prompt_logprobs", self.prompt_logprobs),

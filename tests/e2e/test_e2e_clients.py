@@ -52,13 +52,11 @@ def test_a_hang_up_while_queued_drops_the_request(
     running = [post_and_leave_open(server, LONG) for _ in range(8)]  # all seats are taken
     try:
         until(lambda: server.metrics()["shoal:num_requests_running"] == 8)
-        tokens_before = server.metrics()["shoal:prompt_tokens_total"]
         for streamed in (False, True):
             with post_and_leave_open(server, {**LONG, "stream": streamed}):
                 until(lambda: server.metrics()["shoal:num_requests_waiting"] == 1)
             until(lambda: server.metrics()["shoal:num_requests_waiting"] == 0, 5)
         assert server.metrics()["shoal:num_requests_running"] == 8
-        assert tokens_before >= 0
     finally:
         for connection in running:
             connection.close()

@@ -9,7 +9,8 @@ from shoal.config import BLOCK_SIZE, ConfigError, EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.inputs import ModelLimits
 from shoal.engine.messages import EngineInfo
-from shoal.model.chat import ChatTemplate
+from shoal.model.chat import ChatTemplate, ChatTemplateError
+from shoal.model.errors import ModelFileError
 from shoal.model.loader import ModelFile
 from shoal.model.tokenizer import Tokenizer
 from shoal.scheduler import create_scheduler
@@ -29,33 +30,41 @@ def load_text_interface(model: ModelFile) -> TextInterface:
     """Read tokenizer and chat template.
 
     Raises:
-        ModelFileError, ChatTemplateError: they are damaged or not supported.
+        ModelFileError: they are damaged or not supported.
     """
     tokenizer = Tokenizer.from_gguf(model.metadata)
-    return TextInterface(
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate.from_gguf(model.metadata, tokenizer),
-        eos_token_ids=model.eos_token_ids,
-    )
+    try:
+        chat_template = ChatTemplate.from_gguf(model.metadata, tokenizer)
+    except ChatTemplateError as error:
+        raise ModelFileError(f"the chat template can't be used: {error}") from error
+    return TextInterface(tokenizer, chat_template, model.eos_token_ids)
 
 
 def load_engine(config: EngineConfig, model: ModelFile) -> tuple[EngineCore, EngineInfo]:
     """An engine that is ready to serve the model.
 
     Raises:
-        ConfigError: a setting contradicts the model.
-        MemoryError, ValueError: the executor can't be built with these settings.
+        ConfigError: a setting contradicts the model or is more than this machine has, or the native
+            runtime can't run the model.
     """
     # The native library is loaded only where an engine runs.
     from shoal.executor.native import NativeExecutor  # noqa: PLC0415
 
     max_model_len = _max_model_len(config, model)
-    executor = NativeExecutor(
-        model.record_program(max_model_len),
-        kv_cache_bytes=config.kv_cache_memory_mib * 2**20,
-        num_valid_tokens=model.num_tokens,
-        num_threads=config.num_threads,
-    )
+    try:
+        executor = NativeExecutor(
+            model.record_program(max_model_len),
+            kv_cache_bytes=config.kv_cache_memory_mib * 2**20,
+            num_valid_tokens=model.num_tokens,
+            num_threads=config.num_threads,
+        )
+    except (MemoryError, OSError, OverflowError) as error:
+        raise ConfigError(
+            f"there is no memory for the weights and a KV pool of {config.kv_cache_memory_mib} MiB "
+            f"(kv_cache_memory_mib): {error}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     scheduler = create_scheduler(config, executor.num_blocks, max_model_len)
     info = EngineInfo(
         model=model_name(config.model),

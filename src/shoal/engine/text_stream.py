@@ -64,7 +64,7 @@ def _special_stops(stops: tuple[str, ...], tokenizer: Tokenizer) -> dict[int, st
     """The stop strings that are special tokens, by token id."""
     found = {}
     for stop in stops:
-        token_ids = tokenizer.encode(stop, add_special_tokens=False)
-        if len(token_ids) == 1 and tokenizer.is_special(token_ids[0]):
-            found[token_ids[0]] = stop
+        token_id = tokenizer.special_token_id(stop)
+        if token_id is not None:
+            found[token_id] = stop
     return found

@@ -35,6 +35,7 @@ class Tokenizer:
         "_bytes",
         "_encode_plain",
         "_encode_special",
+        "_special_id_of_text",
         "_special_ids",
         "_spell",
         "_strips_space",
@@ -61,6 +62,7 @@ class Tokenizer:
         add_bos = vocabulary.add_bos_token
         self._add_bos = default_add_bos if add_bos is None else add_bos
         self._special_ids = vocabulary.special_token_ids()
+        self._special_id_of_text: dict[str, int] | None = None
         verbatim = vocabulary.ids_of_type(TokenType.USER_DEFINED)
         # Two encoders over one model, because whether special tokens are parsed is a state of the
         # library's encoder and would otherwise be shared between threads.
@@ -101,6 +103,12 @@ class Tokenizer:
     def strips_leading_space(self) -> bool:
         """Whether encoding puts a space before a text, which decoding takes away again."""
         return self._strips_space
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is written `text`; None when there is none."""
+        if self._special_id_of_text is None:
+            self._special_id_of_text = {self.token_text(i): i for i in sorted(self._special_ids)}
+        return self._special_id_of_text.get(text)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token structures a text, as `<|im_end|>` does, and is no part of it."""

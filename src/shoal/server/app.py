@@ -54,7 +54,7 @@ def create_app(state: ServerState) -> FastAPI:
     Handlers decode their bodies themselves with msgspec, which is strict about types and costs a
     fraction of a validation by pydantic.
     """
-    app = ServerApp(title="Shoal", version=version("shoal"))
+    app = ServerApp(title="Shoal", version=version("shoal"), docs_url=None, redoc_url=None)
     app.state.server = state
     for path, handler in _GET_ROUTES:
         app.add_api_route(path, handler, methods=["GET"])

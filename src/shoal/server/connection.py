@@ -137,7 +137,10 @@ class EventStream(Response):
 
 
 async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    try:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    except RuntimeError as error:  # the event loop's word for a connection that has been closed
+        raise ClientDisconnectedError from error
 
 
 def event(data: bytes) -> bytes:
