@@ -121,6 +121,14 @@ def test_a_model_that_cannot_run_is_one_line(
     assert result.returncode in (1, 2)
 
 
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.99])
+def test_a_truncated_file_is_one_line_and_exit_status_1(tmp_path: Path, share: float) -> None:
+    path = write_tiny_model(tmp_path / "cut.gguf")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert_one_line(shoal("serve", str(path), "--port", "0"), 1, "cut.gguf")
+
+
 def test_what_the_machine_does_not_have_is_one_line(tmp_path: Path) -> None:
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     serve = ("serve", path, "--port", "0")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shoal import LLM, SamplingParams
+from shoal._native.kernels import instruction_sets
 
 pytestmark = pytest.mark.exactness
 
@@ -121,6 +122,16 @@ def test_preemption_changes_nothing(model_path: Path, alone: list[Answer]) -> No
         assert _ask(llm, QUESTIONS) == alone
         assert llm.stats.num_preemptions > 0
         assert llm.stats.num_blocks_used == 0
+
+
+@pytest.mark.parametrize("isa", [isa for isa in instruction_sets() if isa != "portable"])
+def test_the_instruction_set_changes_nothing(
+    model_path: Path, alone: list[Answer], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_ISA", isa)
+    with LLM(str(model_path), max_num_seqs=32, kv_cache_memory_mib=256) as llm:
+        assert llm.info.isa == isa
+        assert _ask(llm, QUESTIONS) == alone
 
 
 def test_another_seed_gives_another_answer(model_path: Path) -> None:
