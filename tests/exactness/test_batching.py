@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shoal import LLM, SamplingParams
-from shoal._native.kernels import instruction_sets
+from shoal._native import kernels
 
 pytestmark = pytest.mark.exactness
 
@@ -124,7 +124,7 @@ def test_preemption_changes_nothing(model_path: Path, alone: list[Answer]) -> No
         assert llm.stats.num_blocks_used == 0
 
 
-@pytest.mark.parametrize("isa", [isa for isa in instruction_sets() if isa != "portable"])
+@pytest.mark.parametrize("isa", [isa for isa in kernels.instruction_sets() if isa != "portable"])
 def test_the_instruction_set_changes_nothing(
     model_path: Path, alone: list[Answer], isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
