@@ -79,7 +79,7 @@ def answers_alone(program: Program, count: int, seed: int = 0) -> dict[str, Answ
 def one_request_step(prompt: list[int], **changes: object) -> ScheduledStep:
     blocks = list(range(-(-len(prompt) // 16)))
     scheduled = ScheduledRequest(make_request("a", prompt), prompt, 0, blocks, sample=True)
-    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]
+    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]  # any field
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -219,7 +219,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(program: Program) -
     untied = {"read": replace(table, name="read", data=values.view(np.uint8))}
     broken = replace(
         program,
-        ops=(replace(program.ops[0], weight="read"), *program.ops[1:]),  # type: ignore[arg-type]
+        ops=(replace(program.ops[0], weight="read"), *program.ops[1:]),  # type: ignore[arg-type]  # any field
         weights={**program.weights, **untied},
     )
     requests = [make_request("good", [1, 2, 3]), make_request("bad", [1, 7, 3])]

@@ -62,7 +62,7 @@ class Tokenizer:
         add_bos = vocabulary.add_bos_token
         self._add_bos = default_add_bos if add_bos is None else add_bos
         self._special_ids = vocabulary.special_token_ids()
-        self._special_id_of_text: dict[str, int] | None = None
+        self._special_id_of_text = {vocabulary.tokens[i]: i for i in sorted(self._special_ids)}
         verbatim = vocabulary.ids_of_type(TokenType.USER_DEFINED)
         # Two encoders over one model, because whether special tokens are parsed is a state of the
         # library's encoder and would otherwise be shared between threads.
@@ -106,8 +106,6 @@ class Tokenizer:
 
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is written `text`; None when there is none."""
-        if self._special_id_of_text is None:
-            self._special_id_of_text = {self.token_text(i): i for i in sorted(self._special_ids)}
         return self._special_id_of_text.get(text)
 
     def is_special(self, token_id: int) -> bool:
