@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.config import EngineConfig
-from shoal.request import SamplingParams
+from shoal.request import RequestOptions, SamplingParams
 
 if TYPE_CHECKING:
     from shoal.llm import LLM, GenerationOutput
 
-__all__ = ["LLM", "EngineConfig", "GenerationOutput", "SamplingParams"]
+__all__ = ["LLM", "EngineConfig", "GenerationOutput", "RequestOptions", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

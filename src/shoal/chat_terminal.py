@@ -110,7 +110,7 @@ class _Answerer:
         model = open_model(resolve(config.model))
         self._text = load_text_interface(model)
         self._engine, info = load_engine(config, model)
-        self._inputs = InputProcessor(model_limits(info, self._text), config.seed)
+        self._inputs = InputProcessor(model_limits(info, self._text), config)
         self._params = params
         self._request_ids = map(str, itertools.count())
 
@@ -127,6 +127,7 @@ class _Answerer:
         outputs = OutputProcessor(self._text.tokenizer)
         outputs.add(request_id, requests)
         self._engine.add(requests)
+        self._engine.end_input()
         try:
             while self._engine.has_work():
                 processed = outputs.process(self._engine.step())

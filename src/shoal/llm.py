@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
 from shoal.config import EngineConfig
-from shoal.engine.inputs import InputProcessor
+from shoal.engine.inputs import DEFAULT_OPTIONS, InputProcessor
 from shoal.engine.loading import load_engine, load_text_interface, model_limits
 from shoal.engine.messages import EngineInfo
 from shoal.engine.outputs import CompletionDelta, FailedSample, OutputProcessor, RequestMetrics
@@ -26,6 +26,7 @@ from shoal.request import (
     FinishReason,
     InvalidParameterError,
     Request,
+    RequestOptions,
     SamplingParams,
     TokenLogprob,
 )
@@ -38,6 +39,7 @@ from shoal.scheduler.interface import (
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
+T = TypeVar("T", SamplingParams, RequestOptions)
 
 _DEFAULTS = EngineConfig()
 
@@ -156,7 +158,7 @@ class LLM:
         file = open_model(resolve(model))
         self._text = load_text_interface(file)
         self._engine, self._info = load_engine(config, file)
-        self._inputs = InputProcessor(model_limits(self._info, self._text), config.seed)
+        self._inputs = InputProcessor(model_limits(self._info, self._text), config)
         self._outputs = OutputProcessor(self._text.tokenizer)
         self._request_ids = map(str, itertools.count())
 
@@ -180,6 +182,7 @@ class LLM:
         prompts: str | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: RequestOptions | Sequence[RequestOptions] = DEFAULT_OPTIONS,
         progress: bool = False,
     ) -> list[GenerationOutput]:
         """Continue each prompt; the outputs are in the order of the prompts.
@@ -187,21 +190,24 @@ class LLM:
         Args:
             prompts: strings or lists of token ids, mixed at will; a single string is one prompt.
             sampling_params: for all prompts, or one for each; the defaults when not given.
+            options: how the engine treats the prompts, for all or one for each.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: there are not as many sampling_params as prompts.
+            ValueError: there are not as many sampling_params, or options, as prompts.
             EngineDeadError: the engine can't go on.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
-        return self._run(prompts, self._read_prompt, sampling_params, progress)
+        rows = self._make_rows(prompts, self._read_prompt, sampling_params, options)
+        return self._run(rows, progress)
 
     def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: RequestOptions | Sequence[RequestOptions] = DEFAULT_OPTIONS,
         progress: bool = False,
     ) -> list[GenerationOutput]:
         """Answer each conversation: a list of messages with role and content, or several such.
@@ -211,7 +217,12 @@ class LLM:
         """
         is_single = len(conversations) > 0 and isinstance(conversations[0], Mapping)
         prompts = [conversations] if is_single else conversations
-        return self._run(prompts, self._read_conversation, sampling_params, progress)
+        rows = self._make_rows(prompts, self._read_conversation, sampling_params, options)
+        return self._run(rows, progress)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached KV blocks; returns how many."""
+        return self._engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the engine and release its memory."""
@@ -247,19 +258,7 @@ class LLM:
 
     # Running
 
-    def _run(
-        self,
-        prompts: Sequence[Any],
-        read: Callable[[Any], tuple[str | None, list[int]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool,
-    ) -> list[GenerationOutput]:
-        all_params = _one_for_each(prompts, sampling_params)
-        arrival_time = time.monotonic()
-        rows = [
-            self._make_row(prompt, read, params, arrival_time)
-            for prompt, params in zip(prompts, all_params, strict=True)
-        ]
+    def _run(self, rows: list[_Row], progress: bool) -> list[GenerationOutput]:
         with Progress(console=Console(stderr=True), disable=not progress) as bar:
             task = bar.add_task("Generating", total=len(rows))
             try:
@@ -269,11 +268,28 @@ class LLM:
                 self._forget(rows)
         return [row.output for row in rows]
 
+    def _make_rows(
+        self,
+        prompts: Sequence[Any],
+        read: Callable[[Any], tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        options: RequestOptions | Sequence[RequestOptions],
+    ) -> list[_Row]:
+        questions = zip(
+            prompts,
+            _one_for_each(prompts, sampling_params or SamplingParams(), "sampling_params"),
+            _one_for_each(prompts, options, "options"),
+            strict=True,
+        )
+        arrival_time = time.monotonic()
+        return [self._make_row(read, *question, arrival_time) for question in questions]
+
     def _make_row(
         self,
-        prompt: Any,
         read: Callable[[Any], tuple[str | None, list[int]]],
+        prompt: Any,
         params: SamplingParams,
+        options: RequestOptions,
         arrival_time: float,
     ) -> _Row:
         completions = [Completion() for _ in range(params.n)]
@@ -281,7 +297,11 @@ class LLM:
         try:
             row.output.prompt, row.output.prompt_token_ids = read(prompt)
             row.requests = self._inputs.process(
-                row.request_id, row.output.prompt_token_ids, params, arrival_time=arrival_time
+                row.request_id,
+                row.output.prompt_token_ids,
+                params,
+                options,
+                arrival_time=arrival_time,
             )
         except _ROW_ERRORS as error:
             row.output.fail(str(error))
@@ -293,6 +313,8 @@ class LLM:
         running: dict[str, _Row] = {}
         while waiting or running:
             self._feed(waiting, running)
+            if not waiting:
+                self._engine.end_input()
             self._take(self._engine.step(), running)
             yield len(waiting) + len(running)
 
@@ -334,13 +356,9 @@ class LLM:
             self._engine.abort(self._outputs.remove(row.requests))
 
 
-def _one_for_each(
-    prompts: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-) -> Sequence[SamplingParams]:
-    if sampling_params is None:
-        sampling_params = SamplingParams()
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * len(prompts)
-    if len(sampling_params) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts, but {len(sampling_params)} sampling_params")
-    return sampling_params
+def _one_for_each(prompts: Sequence[Any], values: T | Sequence[T], name: str) -> Sequence[T]:
+    if not isinstance(values, Sequence):
+        return [values] * len(prompts)
+    if len(values) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts, but {len(values)} {name}")
+    return values

@@ -12,6 +12,9 @@ MAX_LOGPROBS = 20
 MAX_PARALLEL_SAMPLES = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_STRING_LENGTH = 1024  # characters
+MAX_PRIORITY = 1000
+MAX_CACHE_SALT_LENGTH = 256  # characters
+MAX_TIME_LIMIT = 1e6  # seconds
 MIN_TEMPERATURE = 1e-3  # above 0: below it 1 / temperature leaves float32
 
 
@@ -141,6 +144,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
 
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine treats one request; without influence on its answer, but for its end.
+
+    Raises:
+        InvalidParameterError: a value is outside its range.
+    """
+
+    priority: int = 0  # smaller is sooner; ties by arrival
+    cache_salt: str = ""  # only requests with the same salt share cached blocks
+    use_prefix_cache: bool = True
+    max_queue_time: float | None = None  # seconds; can only shorten the engine's own limit
+    max_total_time: float | None = None  # seconds; likewise
+
+    def __post_init__(self) -> None:
+        _require_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _require(
+            len(self.cache_salt) <= MAX_CACHE_SALT_LENGTH,
+            "cache_salt",
+            f"cache_salt has {len(self.cache_salt)} characters, "
+            f"the limit is {MAX_CACHE_SALT_LENGTH}",
+        )
+        for name in ("max_queue_time", "max_total_time"):
+            seconds = getattr(self, name)
+            if seconds is not None:
+                _require_range(name, seconds, 0.0, MAX_TIME_LIMIT)
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """The log-probability of one token and its most likely alternatives (ids, natural log)."""
 
@@ -166,6 +196,9 @@ class Request:
     sample_index: int = 0
     priority: int = 0  # smaller is sooner; ties by arrival
     arrival_time: float = 0.0
+    cache_scope: tuple[str, str] | None = None  # who shares its blocks; None: nobody
+    max_queue_time: float | None = None  # seconds from arrival_time; resolved
+    max_total_time: float | None = None  # likewise
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -173,6 +206,7 @@ class Request:
     num_prompt_logprobs: int = 0  # delivered so far; a recomputation brings them again
     num_preemptions: int = 0
     num_bypasses: int = 0  # later requests admitted past this one since it last waited
+    late_since: float | None = None  # when it passed its max_queue_time, if it then waits on
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
 

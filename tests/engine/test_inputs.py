@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shoal.config import EngineConfig
 from shoal.engine.inputs import InputProcessor, ModelLimits
 from shoal.request import InvalidParameterError, Request, SamplingParams
 from shoal.scheduler.interface import RequestRejectedError
@@ -12,7 +13,9 @@ from shoal.scheduler.limits import LengthLimits
 
 def processor(seed: int | None = None) -> InputProcessor:
     lengths = LengthLimits(max_model_len=128, pool_tokens=112)
-    return InputProcessor(ModelLimits(vocab_size=1000, eos_token_ids=(2,), lengths=lengths), seed)
+    return InputProcessor(
+        ModelLimits(vocab_size=1000, eos_token_ids=(2,), lengths=lengths), EngineConfig(seed=seed)
+    )
 
 
 def process(token_ids: list[int], **params: Any) -> list[Request]:

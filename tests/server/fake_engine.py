@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import uvicorn
 
+from shoal.engine.inputs import DEFAULT_OPTIONS
 from shoal.engine.messages import EngineInfo
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.chat import ChatTemplate
 from shoal.model.tokenizer import Tokenizer
-from shoal.request import FinishReason, SamplingParams, TokenLogprob
+from shoal.request import FinishReason, RequestOptions, SamplingParams, TokenLogprob
 from shoal.scheduler.interface import SchedulerStats
 from shoal.server.app import create_app
 from shoal.server.state import ServerState
@@ -34,6 +35,7 @@ class FakeEngine:
     is_alive: bool = True
     is_ready: bool = True
     stats: SchedulerStats | None = None
+    options: list[RequestOptions] = field(default_factory=list)
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     num_running: int = 0
     num_aborted: int = 0
@@ -55,10 +57,10 @@ class FakeEngine:
         request_id: str,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        *,
-        priority: int = 0,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AsyncIterator[CompletionDelta]:
         self.requests.append((prompt_token_ids, params))
+        self.options.append(options)
         self.num_running += 1
         ended = False
         try:

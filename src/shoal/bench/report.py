@@ -27,11 +27,21 @@ def figures_of(measurement: Measurement) -> Figures:
         "input_tokens_per_second": measurement.input_tokens_per_second,
         "output_tokens_per_second": measurement.output_tokens_per_second,
     }
-    for name in ("ttft", "tpot", "e2e"):
+    for name, value in (
+        ("goodput_requests_per_second", measurement.goodput),
+        ("good_share", measurement.good_share),
+        ("prefix_cache_hit_rate", measurement.prefix_cache_hit_rate),
+    ):
+        if value is not None:
+            figures[name] = value
+    for name in ("ttft", "itl", "tpot", "e2e"):
         distribution: Distribution | None = getattr(measurement, name)
         if distribution is not None:
             for statistic in ("mean", "p50", "p90", "p99", "max"):
                 figures[f"{name}_{statistic}_ms"] = getattr(distribution, statistic) * 1e3
+    if measurement.num_itls:
+        figures["itl_count"] = measurement.num_itls
+        figures["tokens_without_own_chunk"] = measurement.num_tokens_without_own_chunk
     return figures
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from shoal.engine.errors import (
     describe,
     one_line,
 )
-from shoal.engine.inputs import InputProcessor
+from shoal.engine.inputs import DEFAULT_OPTIONS, InputProcessor
 from shoal.engine.loading import TextInterface, load_text_interface, model_limits, model_name
 from shoal.engine.messages import (
     AbortRequests,
@@ -29,6 +30,7 @@ from shoal.engine.messages import (
     EngineInfo,
     Event,
     Refused,
+    ResetPrefixCache,
     Started,
 )
 from shoal.engine.outputs import CompletionDelta, FailedSample, OutputProcessor
@@ -36,8 +38,13 @@ from shoal.model.chat import ChatTemplate
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve
 from shoal.model.tokenizer import Tokenizer
-from shoal.request import InvalidParameterError, SamplingParams
-from shoal.scheduler.interface import QueueFullError, RequestRejectedError, SchedulerStats
+from shoal.request import InvalidParameterError, RequestOptions, SamplingParams
+from shoal.scheduler.interface import (
+    QueueFullError,
+    RequestRejectedError,
+    SchedulerStats,
+    TimeLimitError,
+)
 
 __all__ = ["AsyncEngine", "EngineInfo"]
 
@@ -66,6 +73,7 @@ class AsyncEngine:
         self._loaded: _Loaded | None = None
         self._reader: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[CompletionDelta | Exception]] = {}
+        self._resets: deque[asyncio.Future[int]] = deque()
         self._stats: SchedulerStats | None = None
         self._death: str | None = None  # why nothing can be served any more
 
@@ -129,15 +137,15 @@ class AsyncEngine:
         request_id: str,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        *,
-        priority: int = 0,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Yield what is new in the `params.n` completions, interleaved, until all have finished.
 
         Closing or cancelling the generator ends the request in the engine within a step.
 
         Raises:
-            InvalidParameterError, RequestRejectedError, QueueFullError: before the first delta.
+            InvalidParameterError, RequestRejectedError, QueueFullError, TimeLimitError: before the
+                first delta.
             RequestFailedError: the engine failed to compute the request.
             EngineDeadError: the engine has stopped.
         """
@@ -150,7 +158,7 @@ class AsyncEngine:
             request_id,
             prompt_token_ids,
             params,
-            priority=priority,
+            options,
             arrival_time=time.monotonic(),
         )
         stream = self._streams[request_id] = asyncio.Queue()
@@ -167,6 +175,20 @@ class AsyncEngine:
         finally:
             del self._streams[request_id]
             self._abort(loaded, loaded.outputs.remove(requests))
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget all cached KV blocks; returns how many. Running requests keep theirs.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        loaded = self._require_loaded()
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        reset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._resets.append(reset)
+        loaded.connection.send(ResetPrefixCache())
+        return await reset
 
     async def _load(self) -> _Loaded:
         path = await asyncio.to_thread(resolve, self._config.model)
@@ -187,7 +209,7 @@ class AsyncEngine:
             connection=connection,
             info=info,
             text=text,
-            inputs=InputProcessor(model_limits(info, text), self._config.seed),
+            inputs=InputProcessor(model_limits(info, text), self._config),
             outputs=OutputProcessor(text.tokenizer),
         )
 
@@ -209,12 +231,15 @@ class AsyncEngine:
         if not isinstance(event, Advanced):
             raise EngineDeadError(f"the engine sent {type(event).__name__} while serving")
         self._stats = event.stats
+        for num_blocks in event.num_blocks_reset:
+            if not (reset := self._resets.popleft()).done():
+                reset.set_result(num_blocks)
         for refused in event.refused:
             self._put(refused.request_id, _refusal(refused))
         processed = loaded.outputs.process(event.outputs)
         for request_id, item in processed.items:
             if isinstance(item, FailedSample):
-                self._put(request_id, RequestFailedError(item.error))
+                self._put(request_id, _failure(item))
             else:
                 self._put(request_id, item)
         self._abort(loaded, processed.abort_ids)
@@ -234,11 +259,20 @@ class AsyncEngine:
             self._death = reason
             for stream in self._streams.values():
                 stream.put_nowait(EngineDeadError(reason))
+            for reset in self._resets:
+                if not reset.done():
+                    reset.set_exception(EngineDeadError(reason))
 
     def _require_loaded(self) -> _Loaded:
         if self._loaded is None:
             raise EngineDeadError(self._death or "the engine has not started")
         return self._loaded
+
+
+def _failure(sample: FailedSample) -> Exception:
+    if sample.retry_after is None:
+        return RequestFailedError(sample.error)
+    return TimeLimitError(sample.error, sample.retry_after)
 
 
 def _refusal(refused: Refused) -> Exception:

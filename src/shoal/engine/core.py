@@ -20,6 +20,8 @@ from shoal.scheduler.interface import (
 MAX_CONSECUTIVE_FAILURES = 3
 """Steps that may fail in a row; after that the fault is the engine's, not a request's."""
 
+StepObserver = Callable[[ScheduledStep, float, float], None]
+
 _logger = logging.getLogger(__name__)
 
 
@@ -30,6 +32,8 @@ class EngineCore:
         scheduler: decides what a step computes.
         executor: computes it; closed with the engine.
         clock: seconds, monotonic; the one that `Request.arrival_time` was read from.
+        observe: called after each step with the step and the times at which it was handed to the
+            executor and came back.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        observe: StepObserver | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
+        self._observe = observe
+        self._wake_time: float | None = None
         self._num_consecutive_failures = 0
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -50,6 +57,7 @@ class EngineCore:
             RequestRejectedError: they can never fit.
             QueueFullError: the queue hasn't room for all of them.
         """
+        self._wake_time = None
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request)
@@ -77,16 +85,21 @@ class EngineCore:
             step = self._scheduler.schedule(self._clock())
         except Exception as error:
             raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
-        if not step.requests:
-            return []
-        try:
-            result = self._executor.execute(step)
-            outputs = self._scheduler.update(step, result, self._clock())
-        except Exception as error:
-            return self._fail(step, error)
-        self._num_consecutive_failures = 0
-        self._check_idle()
-        return outputs
+        self._wake_time = None if step.requests else step.wake_time
+        return step.ended + (self._compute(step) if step.requests else [])
+
+    def end_input(self) -> None:
+        """No request comes until those that wait are done: a batch need not wait to fill."""
+        self._scheduler.end_input()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks; returns how many. Running requests keep theirs."""
+        return self._scheduler.reset_prefix_cache()
+
+    @property
+    def seconds_to_wait(self) -> float:
+        """How long the next step would find nothing to do, if no request comes; may be infinite."""
+        return 0.0 if self._wake_time is None else max(0.0, self._wake_time - self._clock())
 
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
@@ -99,6 +112,20 @@ class EngineCore:
     def close(self) -> None:
         """Stop the executor and release its memory."""
         self._executor.close()
+
+    def _compute(self, step: ScheduledStep) -> list[RequestOutput]:
+        start = self._clock()
+        try:
+            result = self._executor.execute(step)
+            end = self._clock()
+            outputs = self._scheduler.update(step, result, end)
+        except Exception as error:
+            return self._fail(step, error)
+        if self._observe is not None:
+            self._observe(step, start, end)
+        self._num_consecutive_failures = 0
+        self._check_idle()
+        return outputs
 
     def _fail(self, step: ScheduledStep, error: Exception) -> list[RequestOutput]:
         self._num_consecutive_failures += 1

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.request import InvalidParameterError, Request, SamplingParams
+from shoal.config import EngineConfig
+from shoal.request import InvalidParameterError, Request, RequestOptions, SamplingParams
 from shoal.scheduler.limits import LengthLimits
+
+DEFAULT_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +33,22 @@ class InputProcessor:
 
     Args:
         limits: what the model and the pool allow.
-        seed: makes the seeds repeatable that are drawn for questions without one.
+        config: the engine's; its time limits hold for every request, its seed makes those
+            repeatable that are drawn for questions without one.
     """
 
-    def __init__(self, limits: ModelLimits, seed: int | None = None) -> None:
+    def __init__(self, limits: ModelLimits, config: EngineConfig) -> None:
         self._limits = limits
-        self._random = random.Random(seed)
+        self._config = config
+        self._random = random.Random(config.seed)
 
     def process(
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
-        priority: int = 0,
         arrival_time: float,
     ) -> list[Request]:
         """The requests of a question, one for each sample, told apart by their `sample_index`.
@@ -75,11 +80,22 @@ class InputProcessor:
                 seed=seed,
                 eos_token_ids=self._limits.eos_token_ids,
                 sample_index=sample_index,
-                priority=priority,
+                priority=options.priority,
                 arrival_time=arrival_time,
+                cache_scope=self._cache_scope(request_id, params, options),
+                max_queue_time=_shorter(options.max_queue_time, self._config.max_queue_time),
+                max_total_time=_shorter(options.max_total_time, self._config.max_total_time),
             )
             for sample_index in range(params.n)
         ]
+
+    def _cache_scope(
+        self, request_id: str, params: SamplingParams, options: RequestOptions
+    ) -> tuple[str, str] | None:
+        """Who shares the blocks of a question: those with its salt, or at least its samples."""
+        if self._config.enable_prefix_caching and options.use_prefix_cache:
+            return ("salt", options.cache_salt)
+        return ("request", request_id) if params.n > 1 else None
 
     def _check_token_ids(self, parameter: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -89,3 +105,7 @@ class InputProcessor:
                     f"{parameter} has token id {token_id}, "
                     f"the vocabulary has ids 0 to {self._limits.vocab_size - 1}",
                 )
+
+
+def _shorter(one: float | None, other: float | None) -> float | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)

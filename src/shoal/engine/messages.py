@@ -33,11 +33,15 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget all cached blocks; `Advanced.num_blocks_reset` answers."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process."""
 
 
-Command = AddRequests | AbortRequests | Stop
+Command = AddRequests | AbortRequests | ResetPrefixCache | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -61,12 +65,13 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after: float | None = None  # seconds
 
 
-class Advanced(msgspec.Struct, frozen=True, tag="advanced", omit_defaults=True):
+class Advanced(msgspec.Struct, tag="advanced", omit_defaults=True):
     """Everything that one turn of the loop brought: commands taken in and a step."""
 
     stats: SchedulerStats
     outputs: list[RequestOutput] = []
     refused: list[Refused] = []
+    num_blocks_reset: list[int] = []  # an answer for each ResetPrefixCache
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):

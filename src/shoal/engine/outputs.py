@@ -39,7 +39,7 @@ class CompletionDelta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None  # aligned with token_ids, when asked for
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or stop_token_ids entry that matched
+    stop_reason: str | int | None = None  # the stop string, stop token id or time limit, if any
     prompt_logprobs: list[TokenLogprob] | None = None  # once and complete, with the first token
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None  # with finish_reason
@@ -51,6 +51,7 @@ class FailedSample:
 
     index: int
     error: str
+    retry_after: float | None = None  # it was refused, not broken; seconds until to try again
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class _Sample:
     ) -> CompletionDelta | FailedSample | None:
         """What the output means for the user; None when there is nothing to show yet."""
         if output.error is not None:
-            return FailedSample(index=self._index, error=output.error)
+            return FailedSample(self._index, output.error, output.retry_after)
         self._prompt_logprobs += output.prompt_logprobs
         if output.times is not None:
             self._times = output.times
@@ -136,7 +137,8 @@ class _Sample:
         delta = CompletionDelta(
             index=self._index,
             finish_reason=output.finish_reason,
-            num_cached_tokens=output.num_cached_tokens,
+            # Later samples find the blocks of the first, which is no saving to the user.
+            num_cached_tokens=output.num_cached_tokens if self._index == 0 else 0,
         )
         if self._num_tokens == 0 and self._params.prompt_logprobs is not None:
             delta.prompt_logprobs = self._prompt_logprobs
@@ -173,6 +175,8 @@ class _Sample:
             delta.stop_reason = self._text.matched_stop
         elif output.stop_token_id in self._params.stop_token_ids:
             delta.stop_reason = output.stop_token_id
+        else:
+            delta.stop_reason = output.stop_reason
 
     def _metrics(self, output: RequestOutput, clock: Callable[[], float]) -> RequestMetrics:
         times = self._times

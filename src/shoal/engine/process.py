@@ -7,6 +7,7 @@ SIGINT and SIGTERM to it: a terminal or a service manager sends them to both.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from shoal.engine.messages import (
     Died,
     Event,
     Refused,
+    ResetPrefixCache,
     Started,
     StartFailed,
     Stop,
@@ -86,37 +88,45 @@ class EngineServer:
 
     def _loop(self, core: EngineCore) -> None:
         while True:
-            commands = self._receive(wait=not core.has_work())
-            refused = []
+            wait = core.seconds_to_wait if core.has_work() else math.inf
+            commands = self._receive(wait)
+            turn = Advanced(core.stats())
             for command in commands:
                 if isinstance(command, Stop):
                     return
-                if isinstance(command, AbortRequests):
-                    core.abort(command.request_ids)
-                elif refusal := _add(core, command):
-                    refused.append(refusal)
-            outputs = core.step() if core.has_work() else []
-            self._send(Advanced(core.stats(), outputs, refused))
+                _obey(core, command, turn)
+            if core.has_work():
+                turn.outputs.extend(core.step())
+            turn.stats = core.stats()
+            self._send(turn)
 
-    def _receive(self, wait: bool) -> list[Command]:
-        """The commands that have come; with `wait` at least one."""
-        commands = [self._decoder.decode(self._commands.recv())] if wait else []
-        while self._commands.poll(timeout=0):
+    def _receive(self, wait: float) -> list[Command]:
+        """The commands that have come; waits up to `wait` seconds for the first."""
+        timeout = None if math.isinf(wait) else math.ceil(wait * 1000)
+        commands = []
+        while self._commands.poll(timeout):
             commands.append(self._decoder.decode(self._commands.recv()))
+            timeout = 0
         return commands
 
     def _send(self, event: Event) -> None:
         self._events.send(self._encoder.encode(event))
 
 
-def _add(core: EngineCore, command: AddRequests) -> Refused | None:
-    try:
-        core.add(command.requests)
-    except RequestRejectedError as error:
-        return Refused(command.request_id, str(error))
-    except QueueFullError as error:
-        return Refused(command.request_id, str(error), error.retry_after)
-    return None
+def _obey(core: EngineCore, command: Command, turn: Advanced) -> None:
+    """Carry out a command; what is to be said about it goes into `turn`."""
+    match command:
+        case AddRequests():
+            try:
+                core.add(command.requests)
+            except RequestRejectedError as error:
+                turn.refused.append(Refused(command.request_id, str(error)))
+            except QueueFullError as error:
+                turn.refused.append(Refused(command.request_id, str(error), error.retry_after))
+        case AbortRequests():
+            core.abort(command.request_ids)
+        case ResetPrefixCache():
+            turn.num_blocks_reset.append(core.reset_prefix_cache())
 
 
 def _exit_with_parent(lifeline: socket.socket) -> None:

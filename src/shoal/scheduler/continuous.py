@@ -12,9 +12,10 @@ Why every request finishes: all queues use one order (`service_order`), the vict
 is the last running request of that order, and any single request fits the pool. So the first
 running request never loses its blocks and advances in every step; when it ends another is first.
 With nothing running the head of the queue is admitted, and it can be passed by only
-`MAX_BYPASSES` others. Later arrivals can come before it by their priority, but only for a time,
-since priorities age. Priority decides who is admitted and who is the victim of a shortage; a
-running request never loses its seat to a more urgent one while there are blocks.
+`MAX_BYPASSES` others. A request that waits for a prefix waits for a running one that computes it.
+Later arrivals can come before it by their priority, but only for a time, since priorities age.
+Priority decides who is admitted and who is the victim of a shortage; with
+`enable_priority_preemption` also who keeps a seat.
 """
 
 from __future__ import annotations
@@ -23,19 +24,17 @@ from dataclasses import dataclass, field
 
 from shoal.config import EngineConfig
 from shoal.kv.manager import KVCacheManager
-from shoal.request import FinishReason, Request, RequestStatus
+from shoal.kv.prefix_cache import NO_MATCH, PrefixMatch
+from shoal.request import Request, RequestStatus
+from shoal.scheduler.base import SchedulerBase
 from shoal.scheduler.interface import (
-    QueueFullError,
     RequestOutput,
-    ScheduledRequest,
     ScheduledStep,
     SchedulerInvariantError,
-    SchedulerStats,
     StepResult,
 )
-from shoal.scheduler.limits import LengthLimits
-from shoal.scheduler.progress import advance, times_of
-from shoal.scheduler.queue import RequestQueue
+from shoal.scheduler.progress import advance
+from shoal.scheduler.queue import RequestQueue, service_order
 
 MAX_BYPASSES = 16
 """Later requests that may be admitted past a waiting one that is too large for the free blocks."""
@@ -48,93 +47,66 @@ Simulated on 96 requests over 250 blocks: with one block 7 % of all tokens are c
 27 %. More blocks keep seats empty for longer than the recomputation would take.
 """
 
-RETRY_AFTER_SECONDS = 1.0
-"""When a client that was refused for a full queue should try again."""
-
 
 @dataclass(slots=True)
 class _StepPlan:
-    """A step in the making: how many tokens each request gets."""
+    """A step in the making: who decodes, and how many tokens of whose prompts are computed."""
 
     token_budget: int
-    shares: dict[Request, int] = field(default_factory=dict)
-    num_tokens: int = 0
+    prefill_budget: int
+    decodes: dict[Request, int] = field(default_factory=dict)  # one token each
+    prefills: dict[Request, int] = field(default_factory=dict)
+    num_prefill_tokens: int = 0
     preempted: list[Request] = field(default_factory=list)
 
     @property
-    def num_tokens_left(self) -> int:
-        return self.token_budget - self.num_tokens
+    def num_tokens(self) -> int:
+        return len(self.decodes) + self.num_prefill_tokens
 
     @property
-    def num_prompts(self) -> int:
-        return sum(share > 1 for share in self.shares.values())
+    def num_prefill_tokens_left(self) -> int:
+        left = self.token_budget - self.num_tokens
+        return min(left, self.prefill_budget - self.num_prefill_tokens)
 
-    def grant(self, request: Request, share: int) -> None:
-        self.shares[request] = share
-        self.num_tokens += share
+    def add_decode(self, request: Request) -> None:
+        self.decodes[request] = 1
 
-    def revoke(self, request: Request) -> None:
-        self.num_tokens -= self.shares.pop(request, 0)
+    def add_prefill(self, request: Request, num_tokens: int) -> None:
+        self.prefills[request] = self.prefills.get(request, 0) + num_tokens
+        self.num_prefill_tokens += num_tokens
+
+    def remove(self, request: Request) -> None:
+        self.decodes.pop(request, None)
+        self.num_prefill_tokens -= self.prefills.pop(request, 0)
 
 
-class ContinuousScheduler:
-    """Decides anew in every step which requests run; the `Scheduler` of continuous batching.
-
-    Args:
-        config: `max_num_seqs`, `max_num_batched_tokens`, `enable_chunked_prefill`,
-            `long_prefill_token_threshold` and `max_waiting_requests` are read.
-        kv_cache: the blocks that the requests share.
-        max_model_len: most tokens of one request, prompt and output.
-    """
+class ContinuousScheduler(SchedulerBase):
+    """Decides anew in every step which requests run; the `Scheduler` of continuous batching."""
 
     def __init__(self, config: EngineConfig, kv_cache: KVCacheManager, max_model_len: int) -> None:
-        self._config = config
-        self._kv_cache = kv_cache
-        self._limits = LengthLimits(
-            max_model_len=max_model_len,
-            pool_tokens=kv_cache.num_blocks * kv_cache.block_size,
-        )
-        self._requests: dict[str, Request] = {}
-        self._waiting = RequestQueue()
+        super().__init__(config, kv_cache, max_model_len)
         self._running = RequestQueue()
-        self._unreported_finished_ids: list[str] = []  # for the executor, with the next step
-        self._num_steps = 0
-        self._num_preemptions = 0
-
-    def add(self, request: Request) -> None:
-        """Queue a request; see `Scheduler.add`."""
-        if request.request_id in self._requests:
-            raise SchedulerInvariantError(f"request id {request.request_id!r} is in use")
-        self._limits.check_prompt(request.num_prompt_tokens)
-        if len(self._waiting) >= self._config.max_waiting_requests:
-            raise QueueFullError(
-                f"{len(self._waiting)} requests wait already, "
-                f"the limit is {self._config.max_waiting_requests}",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
-        self._requests[request.request_id] = request
-        self._waiting.add(request)
-
-    def abort(self, request_id: str, now: float) -> RequestOutput | None:
-        """End a request now and free its blocks; None when it is unknown or has ended."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        output = RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT)
-        self._finish(request, output, now)
-        return output
 
     def schedule(self, now: float) -> ScheduledStep:
         """Decide the next step: decodes, then running prompts, then admissions.
 
-        A step that preempted admits nobody: its victim is first in line for what is free.
+        A step that was short of blocks admits nobody: its victim is first in line for what is free.
         """
-        plan = _StepPlan(token_budget=self._config.max_num_batched_tokens)
+        ended = self._end_overdue(now)
+        budget = self._config.token_budget
+        plan = _StepPlan(budget, self._config.max_num_prefill_tokens or budget)
         self._schedule_running(plan)
-        if self._waiting and self._num_free_seats > 0 and not plan.preempted:
+        if self._waiting and not plan.preempted:
             self._admit_waiting(plan, now)
+        self._spend_what_is_left(plan)
         self._check_plan(plan)
-        return self._hand_over(plan)
+        shares = plan.decodes | plan.prefills
+        return self._hand_over(
+            [self._scheduled(request, share) for request, share in shares.items()],
+            num_slots=len(shares),
+            preempted=plan.preempted,
+            ended=ended,
+        )
 
     def update(self, step: ScheduledStep, result: StepResult, now: float) -> list[RequestOutput]:
         """Take in what the executor computed; returns an output for each request that advanced."""
@@ -144,25 +116,13 @@ class ContinuousScheduler:
             if request.status is not RequestStatus.RUNNING:  # aborted since the step was made
                 continue
             output = advance(scheduled, result, self._limits.max_tokens, now)
+            self._kv_cache.publish(request)
+            self._num_useful_slots += len(output.new_token_ids)
             if output.finish_reason is not None:
-                self._finish(request, output, now)
+                self._end(request, output, now)
             if output.finish_reason or output.new_token_ids or output.prompt_logprobs:
                 outputs.append(output)
         return outputs
-
-    def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._requests)
-
-    def stats(self) -> SchedulerStats:
-        """A snapshot for the metrics."""
-        return SchedulerStats(
-            num_requests_running=len(self._running),
-            num_requests_waiting=len(self._waiting),
-            num_blocks_total=self._kv_cache.num_blocks,
-            num_blocks_used=self._kv_cache.num_used_blocks,
-            num_preemptions=self._num_preemptions,
-        )
 
     # Running requests
 
@@ -170,20 +130,19 @@ class ContinuousScheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running:
-            is_decoding = request.num_tokens - request.num_computed_tokens == 1
-            (decoding if is_decoding else prefilling).append(request)
+            (decoding if _num_missing(request) == 1 else prefilling).append(request)
         for request in decoding + prefilling:
             if request.status is not RequestStatus.RUNNING:  # the victim of one before it
                 continue
-            chunk = self._chunk_of(request, plan)
-            if chunk > 0 and (room := self._make_room(request, plan)) > 0:
-                self._run(request, min(chunk, room), plan)
+            num_tokens = self._share_of(_num_missing(request), plan)
+            if num_tokens > 0 and (room := self._make_room(request, plan)) > 0:
+                self._run(request, min(num_tokens, room), plan)
 
     def _make_room(self, request: Request, plan: _StepPlan) -> int:
         """Tokens that the free blocks let the request compute; preempts one victim if that is none.
 
-        One victim is enough, for every running request holds a block. The request itself may be
-        the victim; then it has no room.
+        The request has no room in this step when it is the victim itself, or when others share all
+        blocks of the victim.
         """
         if (room := self._kv_cache.room_for(request)) > 0:
             return room
@@ -196,25 +155,45 @@ class ContinuousScheduler:
         self._kv_cache.free(victim)
         self._running.remove(victim)
         self._waiting.add_again(victim)
-        plan.revoke(victim)
+        plan.remove(victim)
         plan.preempted.append(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self._num_preemptions += 1
 
-    def _chunk_of(self, request: Request, plan: _StepPlan) -> int:
-        """Tokens that the budget and the settings grant the request in this step.
+    def _share_of(self, num_missing: int, plan: _StepPlan) -> int:
+        """Of a request's missing tokens those that the budget and the settings grant it.
 
         Without chunked prefill a prompt runs whole or not at all. The first prompt of a step may
-        then pass the token budget: otherwise one longer than the budget would never run.
+        then pass the token budget: otherwise one longer than the budget would never run. With it, a
+        prompt that needs more than one full step leaves half of what is there to those behind it.
         """
-        num_missing = request.num_tokens - request.num_computed_tokens
+        if num_missing == 1 and plan.num_tokens < plan.token_budget:
+            return 1
+        left = plan.num_prefill_tokens_left
         if not self._config.enable_chunked_prefill:
-            fits = num_missing <= plan.num_tokens_left or plan.num_prompts == 0
-            return num_missing if fits else 0
+            return num_missing if num_missing <= left or not plan.prefills else 0
+        if num_missing > plan.token_budget and left > 1:
+            left //= 2
         limit = self._config.long_prefill_token_threshold or plan.token_budget
-        return min(num_missing, limit, plan.num_tokens_left)
+        return min(num_missing, limit, left)
+
+    def _spend_what_is_left(self, plan: _StepPlan) -> None:
+        """Give the prompts of the step the tokens that nobody else wanted, in their order."""
+        if not self._config.enable_chunked_prefill or plan.preempted:
+            return
+        limit = self._config.long_prefill_token_threshold or plan.token_budget
+        for request, share in list(plan.prefills.items()):
+            more = min(
+                _num_missing(request) - share,
+                limit - share,
+                plan.num_prefill_tokens_left,
+                self._kv_cache.room_for(request) - share,
+            )
+            if more > 0:
+                self._take_slots(request, share + more)
+                plan.add_prefill(request, more)
 
     # Waiting requests
 
@@ -222,22 +201,34 @@ class ContinuousScheduler:
         """Start waiting requests while there are seats, budget and blocks for their whole prompt.
 
         One that is too large for the free blocks is passed over by later ones, but by no more
-        than `MAX_BYPASSES`; then everything behind it waits until it fits.
+        than `MAX_BYPASSES`; then everything behind it waits until it fits. One whose prompt begins
+        with blocks that are just being computed waits for them, and nobody counts as passing it.
         """
         num_unclaimed = self._kv_cache.num_free_blocks - sum(map(self._claim_of, self._running))
         passed_over: list[Request] = []
         for request in list(self._waiting):
-            chunk = self._chunk_of(request, plan)
-            if chunk == 0 or self._num_free_seats == 0:
+            outranks = self._outranks_running(request)
+            if self._num_free_seats == 0 and not outranks:
+                break
+            match = self._kv_cache.get_computed_blocks(request)
+            if match.is_being_computed:
+                continue
+            num_cached = len(match.block_ids) * self._kv_cache.block_size
+            share = self._share_of(request.num_tokens - num_cached, plan)
+            if share == 0:
                 break
             # With nothing running all blocks are free, and the request fits (`LengthLimits`).
-            if self._running and self._kv_cache.missing_blocks(request) > num_unclaimed:
+            num_missing_blocks = self._kv_cache.missing_blocks(request, match)
+            if self._running and (self._num_free_seats == 0 or num_missing_blocks > num_unclaimed):
+                if outranks:
+                    self._displace(request, match, plan, now)
+                    break
                 if request.num_bypasses >= MAX_BYPASSES:
                     break
                 passed_over.append(request)
                 continue
-            num_unclaimed -= self._claim_of(request)
-            self._start(request, chunk, plan, now)
+            num_unclaimed -= self._claim_of(request, match)
+            self._admit(request, match, share, plan, now)
             for large in passed_over:
                 large.num_bypasses += 1
 
@@ -245,7 +236,7 @@ class ContinuousScheduler:
     def _num_free_seats(self) -> int:
         return self._config.max_num_seqs - len(self._running)
 
-    def _claim_of(self, request: Request) -> int:
+    def _claim_of(self, request: Request, match: PrefixMatch = NO_MATCH) -> int:
         """Blocks that the request's known tokens need beyond those it holds, and some to grow.
 
         The growth is the watermark that keeps a step from admitting what the next steps would have
@@ -254,73 +245,67 @@ class ContinuousScheduler:
         most_tokens = min(request.num_prompt_tokens + request.max_tokens, self._limits.max_tokens)
         num_known_blocks = self._kv_cache.blocks_for(request.num_tokens)
         growth = self._kv_cache.blocks_for(most_tokens) - num_known_blocks
-        return self._kv_cache.missing_blocks(request) + min(growth, WATERMARK_BLOCKS)
+        return self._kv_cache.missing_blocks(request, match) + min(growth, WATERMARK_BLOCKS)
 
-    def _start(self, request: Request, chunk: int, plan: _StepPlan, now: float) -> None:
-        self._waiting.remove(request)
+    def _outranks_running(self, request: Request) -> bool:
+        """Whether a waiting request may take the place of the last running one."""
+        if not self._config.enable_priority_preemption or not self._running:
+            return False
+        last = self._running.last
+        return request.priority < last.priority and service_order(request) < service_order(last)
+
+    def _displace(self, request: Request, match: PrefixMatch, plan: _StepPlan, now: float) -> None:
+        """Preempt the last running request, and admit the waiting one if that makes room for it.
+
+        If not, the next step takes another victim: one a step.
+        """
+        self._preempt(self._running.last, plan)
+        num_unclaimed = self._kv_cache.num_free_blocks - sum(map(self._claim_of, self._running))
+        if self._kv_cache.missing_blocks(request, match) > num_unclaimed and self._running:
+            return
+        num_cached = len(match.block_ids) * self._kv_cache.block_size
+        share = self._share_of(request.num_tokens - num_cached, plan)
+        if share > 0:
+            self._admit(request, match, share, plan, now)
+
+    def _admit(
+        self, request: Request, match: PrefixMatch, share: int, plan: _StepPlan, now: float
+    ) -> None:
+        self._start(request, now)
+        self._begin(request, match)
         self._running.add(request)
-        request.status = RequestStatus.RUNNING
-        request.num_bypasses = 0
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = now
-        self._run(request, chunk, plan)
+        self._run(request, share, plan)
 
     def _run(self, request: Request, num_tokens: int, plan: _StepPlan) -> None:
         """Put a request into the step and take the blocks that it needs; they are free."""
-        if not self._kv_cache.allocate_slots(request, num_tokens):
-            raise SchedulerInvariantError(
-                f"request {request.request_id!r} needs blocks for {num_tokens} more tokens, "
-                f"{self._kv_cache.num_free_blocks} are free"
-            )
-        plan.grant(request, num_tokens)
+        self._take_slots(request, num_tokens)
+        if _num_missing(request) == 1:
+            plan.add_decode(request)
+        else:
+            plan.add_prefill(request, num_tokens)
 
-    # The end of a request, and of a plan
-
-    def _finish(self, request: Request, output: RequestOutput, now: float) -> None:
-        """Take a request out of everything and complete its last output."""
-        queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
-        queue.remove(request)
-        del self._requests[request.request_id]
-        self._kv_cache.free(request)
-        request.status = RequestStatus.FINISHED
-        if request.first_scheduled_time is not None:  # else the executor never saw it
-            self._unreported_finished_ids.append(request.request_id)
-        output.times = times_of(request, finished=now)
-        output.num_cached_tokens = request.num_cached_tokens
-        output.num_preemptions = request.num_preemptions
+    def _leave(self, request: Request) -> None:
+        self._running.remove(request)
 
     def _check_plan(self, plan: _StepPlan) -> None:
         """Raise `SchedulerInvariantError` unless the plan keeps to the budgets and advances."""
-        whole_prompt = not self._config.enable_chunked_prefill and plan.num_prompts == 1
-        if plan.num_tokens > plan.token_budget and not whole_prompt:
+        whole_prompt = not self._config.enable_chunked_prefill and len(plan.prefills) == 1
+        if not whole_prompt and (
+            plan.num_tokens > plan.token_budget or plan.num_prefill_tokens > plan.prefill_budget
+        ):
             raise SchedulerInvariantError(
-                f"{plan.num_tokens} tokens in a step, the budget is {plan.token_budget}"
+                f"{plan.num_tokens} tokens in a step, {plan.num_prefill_tokens} of them prefill; "
+                f"the budgets are {plan.token_budget} and {plan.prefill_budget}"
             )
-        if len(plan.shares) > self._config.max_num_seqs:
+        num_requests = len(plan.decodes) + len(plan.prefills)
+        if num_requests > self._config.max_num_seqs:
             raise SchedulerInvariantError(
-                f"{len(plan.shares)} requests in a step, the limit is {self._config.max_num_seqs}"
+                f"{num_requests} requests in a step, the limit is {self._config.max_num_seqs}"
             )
-        if self._requests and not plan.shares and not plan.preempted:
+        if self._requests and num_requests == 0 and not plan.preempted:
             raise SchedulerInvariantError(f"{len(self._requests)} requests and none can advance")
 
-    def _hand_over(self, plan: _StepPlan) -> ScheduledStep:
-        step = ScheduledStep(
-            step_id=self._num_steps,
-            requests=[self._scheduled(request, share) for request, share in plan.shares.items()],
-            preempted_request_ids=[request.request_id for request in plan.preempted],
-        )
-        if step.requests:  # an empty step isn't executed
-            step.finished_request_ids = self._unreported_finished_ids
-            self._unreported_finished_ids = []
-        self._num_steps += 1
-        return step
 
-    def _scheduled(self, request: Request, share: int) -> ScheduledRequest:
-        start = request.num_computed_tokens
-        return ScheduledRequest(
-            request=request,
-            token_ids=request.token_ids(start, start + share),
-            num_computed_tokens=start,
-            block_table=self._kv_cache.block_table(request),
-            sample=start + share == request.num_tokens,
-        )
+def _num_missing(request: Request) -> int:
+    """Tokens that are known and not computed: one for a request that decodes."""
+    return request.num_tokens - request.num_computed_tokens

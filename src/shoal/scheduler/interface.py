@@ -28,6 +28,7 @@ class ScheduledRequest:
     num_computed_tokens: int
     block_table: list[int]
     sample: bool
+    is_padding: bool = False  # computed and thrown away: its request is done and keeps its row
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -37,12 +38,20 @@ class ScheduledRequest:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Everything that one step computes; the single contract with the executor."""
+    """Everything that one step computes; the single contract with the executor.
+
+    `ended` goes past the executor: the outputs of requests that ended while the step was made,
+    because a time limit had passed. A step without requests says in `wake_time` when the scheduler
+    wants to be asked again, if nothing comes before: None is at once, infinity never.
+    """
 
     step_id: int
     requests: list[ScheduledRequest] = field(default_factory=list)
     preempted_request_ids: list[str] = field(default_factory=list)
     finished_request_ids: list[str] = field(default_factory=list)  # since the previous step
+    num_slots: int = 0  # rows computed or reserved, and seats empty while requests wait
+    ended: list[RequestOutput] = field(default_factory=list)
+    wake_time: float | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -89,7 +98,9 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it; not a part of the text
+    stop_reason: str | None = None  # the time limit that ended it
     error: str | None = None
+    retry_after: float | None = None  # with error: it was refused; seconds until to try again
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None  # set with the first token and with finish_reason
@@ -103,8 +114,18 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_blocks_total: int
     num_blocks_used: int
     num_preemptions: int
+    num_blocks_cached: int = 0  # that nobody holds, kept for prompts to come
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
+    num_steps: int = 0
+    num_scheduled_tokens: int = 0
+    num_slots: int = 0  # rows computed or reserved, and seats empty while requests waited
+    num_useful_slots: int = 0  # of these, rows that produced a wanted token
+
+    @property
+    def slot_utilization(self) -> float:
+        """Share of the slots of all steps so far that produced a wanted token; 1 before any."""
+        return self.num_useful_slots / self.num_slots if self.num_slots else 1.0
 
 
 class RequestRejectedError(Exception):
@@ -123,6 +144,10 @@ class QueueFullError(Exception):
         self.retry_after = retry_after
 
 
+class TimeLimitError(QueueFullError):
+    """A request reached one of its time limits before its first token."""
+
+
 class Scheduler(Protocol):
     """A batching strategy: decides which requests run in a step, and how many tokens of each."""
 
@@ -134,8 +159,14 @@ class Scheduler(Protocol):
             QueueFullError: max_waiting_requests is reached.
         """
 
+    def end_input(self) -> None:
+        """No request comes until those that wait are done: a batch need not wait to fill."""
+
     def abort(self, request_id: str, now: float) -> RequestOutput | None:
         """End a request now and free its blocks; None when it is unknown or has ended."""
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks; returns how many. Running requests keep theirs."""
 
     def schedule(self, now: float) -> ScheduledStep:
         """Decide the next step; a step without requests means that nothing can run yet."""

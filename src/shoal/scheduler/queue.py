@@ -16,9 +16,11 @@ def service_order(request: Request) -> float:
 
     A request at priority p that arrived at time t stands where one of priority 0 would stand that
     arrived p levels later. Waiting counts for every request alike, so two requests never change
-    places and the key never changes: ageing costs nothing.
+    places and the key never changes: ageing costs nothing. One that waits on after its time limit
+    stands where it would if it had arrived then.
     """
-    return request.arrival_time + request.priority * PRIORITY_LEVEL_SECONDS
+    start = request.arrival_time if request.late_since is None else request.late_since
+    return start + request.priority * PRIORITY_LEVEL_SECONDS
 
 
 class RequestQueue:
@@ -32,6 +34,11 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
+
+    @property
+    def first(self) -> Request:
+        """The request that is served before all others."""
+        return self._requests[0]
 
     @property
     def last(self) -> Request:

@@ -43,7 +43,7 @@ async def create_chat_completion(request: Request) -> Response:
     model = state.resolve_model(body.model)
     params = body.to_sampling_params()
     token_ids = await encode_chat(state, body.messages)
-    generation = Generation(state, record_of(request), [token_ids], params, body.priority or 0)
+    generation = Generation(state, record_of(request), [token_ids], params, body.request_options())
     answer = _Answer(model, body, generation)
     if not body.stream:
         completion = await run_while_connected(state, request.receive, answer.whole())

@@ -59,7 +59,7 @@ async def _prepare(state: ServerState, request: Request, body: CompletionBody) -
         prompt if isinstance(prompt, str) else tokenizer.decode(prompt, params.skip_special_tokens)
         for prompt in (prompts if body.echo else ())
     ]
-    generation = Generation(state, record_of(request), token_ids, params, body.priority or 0)
+    generation = Generation(state, record_of(request), token_ids, params, body.request_options())
     return _Answer(model, body, generation, echoes)
 
 

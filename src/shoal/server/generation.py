@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.tokenizer import Tokenizer
-from shoal.request import FinishReason, InvalidParameterError, SamplingParams
+from shoal.request import (
+    FinishReason,
+    InvalidParameterError,
+    RequestOptions,
+    SamplingParams,
+)
 from shoal.scheduler.interface import QueueFullError, RequestRejectedError
 from shoal.server.record import RequestRecord
 from shoal.server.responses import PromptTokensDetails, Usage
@@ -40,7 +45,7 @@ class Generation:
     record: RequestRecord
     prompts: list[list[int]]
     params: SamplingParams
-    priority: int
+    options: RequestOptions
     _progress: list[_Progress] = field(init=False)
     _cached_tokens: dict[int, int] = field(default_factory=dict)
 
@@ -102,7 +107,7 @@ class Generation:
                 f"{self.record.request_id}-{index}",
                 token_ids,
                 self.params,
-                priority=self.priority,
+                self.options,
             )
             for index, token_ids in enumerate(self.prompts)
         ]

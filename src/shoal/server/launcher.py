@@ -79,6 +79,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, listener: socket.so
 async def _serve(
     engine_config: EngineConfig, config: ServerConfig, listener: socket.socket
 ) -> None:
+    engine_config = engine_config.for_serving()
     engine = AsyncEngine(engine_config)
     loading = asyncio.create_task(engine.start())
     # Give the engine's process its start before the imports below keep this one busy.
@@ -142,7 +143,7 @@ def _print_banner(
     print(
         f"model      {', '.join(names)} ({info.max_model_len} tokens of context)\n"
         f"strategy   {config.scheduler}, at most {config.max_num_seqs} sequences and "
-        f"{config.max_num_batched_tokens} tokens a step\n"
+        f"{config.token_budget} tokens a step\n"
         f"threads    {info.num_threads} ({threads}), {info.isa}\n"
         f"KV pool    {info.num_blocks} blocks of {info.block_size}: {tokens} tokens\n"
         f"URL        {_url(listener)}\n"

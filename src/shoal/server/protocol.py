@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from shoal.request import MAX_LOGPROBS, SamplingParams
+from shoal.request import MAX_LOGPROBS, RequestOptions, SamplingParams
 from shoal.server.errors import ApiError, bad_request, clip
 
 MAX_PROMPTS = 512
@@ -47,6 +47,15 @@ SHARED_FIELDS = (
     "ignore_eos",
     "prompt_logprobs",
     "skip_special_tokens",
+)
+
+# Body fields that mean exactly what the request option of the same name means.
+OPTION_FIELDS = (
+    "priority",
+    "cache_salt",
+    "use_prefix_cache",
+    "max_queue_time",
+    "max_total_time",
 )
 
 # OpenAI parameters that aren't implemented, with the values that ask for nothing.
@@ -102,6 +111,10 @@ class GenerationBody(Body, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: Count | None = None
     priority: Count | None = None
+    cache_salt: str | None = None
+    use_prefix_cache: bool | None = None
+    max_queue_time: float | None = None
+    max_total_time: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Accepted, and without influence on the answer.
@@ -134,6 +147,17 @@ class GenerationBody(Body, kw_only=True):
             raise bad_request(
                 "'stream_options' is only allowed with 'stream': true.", "stream_options"
             )
+
+    def request_options(self) -> RequestOptions:
+        """How the engine is to treat the request.
+
+        Raises:
+            InvalidParameterError: a value is outside its range.
+        """
+        given: dict[str, Any] = {
+            name: value for name in OPTION_FIELDS if (value := getattr(self, name)) is not None
+        }
+        return RequestOptions(**given)
 
     def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The sampling parameters.

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from shoal.engine.inputs import DEFAULT_OPTIONS
 from shoal.engine.messages import EngineInfo
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.chat import ChatTemplate
 from shoal.model.tokenizer import Tokenizer
-from shoal.request import SamplingParams
+from shoal.request import RequestOptions, SamplingParams
 from shoal.scheduler.interface import SchedulerStats
 from shoal.server.errors import ApiError, unavailable
 from shoal.server.metrics import Metrics
@@ -51,10 +52,12 @@ class Engine(Protocol):
         request_id: str,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        *,
-        priority: int = 0,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AsyncIterator[CompletionDelta]:
         """Generate; closing the iterator aborts the request."""
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget all cached KV blocks; returns how many."""
 
 
 @dataclass(slots=True)

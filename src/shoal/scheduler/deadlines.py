@@ -1,0 +1,75 @@
+"""Time limits of requests, and how long a refused client should stay away."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.request import Request, RequestStatus
+
+DeadlineKind = Literal["max_queue_time", "max_total_time"]
+
+DEFAULT_RETRY_AFTER = 1.0
+MAX_RETRY_AFTER = 120.0
+"""Seconds; a client that is told to stay away for longer is better told nothing."""
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """The limits of all requests in the order in which they are reached."""
+
+    _heap: list[tuple[float, int, DeadlineKind, Request]] = field(default_factory=list)
+    _ticks: itertools.count[int] = field(default_factory=itertools.count)
+
+    def add(self, request: Request) -> None:
+        """Watch the limits of a request that arrives, if it has any."""
+        kinds: tuple[DeadlineKind, ...] = ("max_queue_time", "max_total_time")
+        for kind in kinds:
+            limit: float | None = getattr(request, kind)
+            if limit is not None and math.isfinite(limit):
+                deadline = request.arrival_time + limit
+                heapq.heappush(self._heap, (deadline, next(self._ticks), kind, request))
+
+    def reached(self, now: float) -> list[tuple[DeadlineKind, Request]]:
+        """Take the limits that requests have reached, the first first.
+
+        Those of ended requests are dropped, and so is the queue limit of one that was started.
+        """
+        reached = []
+        while (following := self.next()) is not None and following <= now:
+            _, _, kind, request = heapq.heappop(self._heap)
+            reached.append((kind, request))
+        return reached
+
+    def next(self) -> float | None:
+        """When the next limit is reached, if there is one."""
+        while self._heap:
+            deadline, _, kind, request = self._heap[0]
+            has_started = request.first_scheduled_time is not None
+            is_over = request.status is RequestStatus.FINISHED
+            if not is_over and not (kind == "max_queue_time" and has_started):
+                return deadline
+            heapq.heappop(self._heap)
+        return None
+
+
+@dataclass(slots=True)
+class DepartureRate:
+    """How fast requests leave, from the ends of the newest ones."""
+
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def note(self, now: float) -> None:
+        """A request has ended."""
+        self._times.append(now)
+
+    def time_for(self, num_requests: int) -> float:
+        """Seconds in which as many requests leave at the present rate, within bounds."""
+        if len(self._times) < 2 or self._times[-1] <= self._times[0]:
+            return DEFAULT_RETRY_AFTER
+        seconds_each = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        return min(max(num_requests * seconds_each, DEFAULT_RETRY_AFTER), MAX_RETRY_AFTER)
