@@ -13,6 +13,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from shoal.bench.errors import BenchError
 from shoal.config import ConfigError, EngineConfig
 from shoal.engine.errors import EngineDeadError, EngineStartError, RequestFailedError
 from shoal.model.errors import ModelError
@@ -31,6 +32,7 @@ RUNTIME_ERRORS = (
     EngineDeadError,
     RequestFailedError,
     RequestRejectedError,
+    BenchError,
     OSError,
 )
 
@@ -47,6 +49,7 @@ app = App(
 )
 bench = App(name="bench", help="Measure the engine or a server.")
 bench.command("shoal.bench.throughput:run", name="throughput", help="Measure the engine alone.")
+bench.command("shoal.bench.serve:run", name="serve", help="Put load on a server and measure it.")
 app.command(bench)
 
 

@@ -1,6 +1,7 @@
 """The benchmark on the real engine with the demo model."""
 
 import json
+from dataclasses import asdict
 from importlib.metadata import version
 
 import pytest
@@ -79,15 +80,14 @@ def test_a_failed_request_is_counted_apart_and_told_by_the_exit_status(
 def test_the_command_line_sets_workload_and_engine(model_path, tmp_path):
     path = tmp_path / "result.json"
     arguments = f"bench throughput --model {model_path} --num-requests 2 --input-len 5:9"
-    arguments += f" --output-len 3 --seed 11 --max-num-seqs 2 --json {path}"
+    arguments += f" --output-len 3 --workload-seed 11 --seed 5 --max-num-seqs 2 --json {path}"
     assert main(arguments.split()) == 0
     result = json.loads(path.read_text())
-    assert result["workload"] == {
-        "num_requests": 2,
-        "input_len": {"low": 5, "high": 9},
-        "output_len": {"low": 3, "high": 3},
-        "seed": 11,
-    }
+    workload = Workload(
+        num_requests=2, input_len=LengthRange(5, 9), output_len=LengthRange(3, 3), seed=11
+    )
+    assert result["workload"] == asdict(workload)
+    assert result["settings"]["seed"] == 5
     assert result["settings"]["max_num_seqs"] == 2
 
 

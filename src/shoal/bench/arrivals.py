@@ -129,22 +129,30 @@ class ArrivalConfig:
         if self.think_time is not None and self.concurrency is None:
             raise ArrivalError("think_time needs concurrency: it is the users of a closed loop")
 
-    def arrivals(self, requests: Sequence[WorkloadRequest], seed: int, trace: bool) -> Arrivals:
-        """The arrivals of `requests`; with a `trace` and nothing else given, its own.
+    def check_complete(self, *, has_trace: bool) -> None:
+        """Refuse settings that don't say when to send.
 
         Raises:
             ArrivalError: nothing says when to send, or what does needs something else.
+        """
+        if self.burstiness is not None and self.request_rate is None:
+            raise ArrivalError("burstiness needs request_rate: it says how the gaps vary")
+        if self.time_scale is not None and not has_trace:
+            raise ArrivalError("time_scale needs trace: it stretches a trace's times")
+        if self.concurrency is None and self.request_rate is None and not has_trace:
+            raise ArrivalError(
+                "say how requests arrive: request_rate (open loop), concurrency (closed loop), "
+                "or a trace with arrivals"
+            )
+
+    def arrivals(self, requests: Sequence[WorkloadRequest], seed: int) -> Arrivals:
+        """The arrivals of `requests`: those of their trace if neither rate nor users are given.
+
+        Raises:
+            ArrivalError: the requests have no times of their own, and nothing else says when.
         """
         if self.concurrency is not None:
             return ClosedLoop(self.concurrency, self.think_time or 0.0, seed)
         if self.request_rate is not None:
             return gamma_arrivals(self.request_rate, self.burstiness or 1.0, len(requests), seed)
-        if self.burstiness is not None:
-            raise ArrivalError("burstiness needs request_rate: it says how the gaps vary")
-        if trace:
-            return trace_arrivals(requests, self.time_scale or 1.0)
-        if self.time_scale is not None:
-            raise ArrivalError("time_scale needs trace: it stretches a trace's times")
-        raise ArrivalError(
-            "say how requests arrive: request_rate (open loop), concurrency (closed loop) or trace"
-        )
+        return trace_arrivals(requests, self.time_scale or 1.0)

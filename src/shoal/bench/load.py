@@ -71,6 +71,11 @@ class LoadRun:
         return Counter(failure.kind for failure in self.failures)
 
     @property
+    def num_uncounted(self) -> int:
+        """Completed requests whose tokens the server didn't count."""
+        return sum(isinstance(r.result, RequestTimeline) and not r.counted for r in self.records)
+
+    @property
     def cpu_share(self) -> float:
         """What this process used of one core; at 1 the load generator is the bottleneck."""
         return self.cpu_seconds / self.wall_seconds

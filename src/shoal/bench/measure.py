@@ -127,12 +127,14 @@ class Distribution:
 class Measurement:
     """The figures of one run over its completed requests; failures are counted apart.
 
-    `num_good` is None without an SLO, `itl` and `num_itls` tell about streamed answers, and
-    `num_cached_tokens` is None where no prefix cache tells of its hits.
+    None is what a run can't tell: `num_refused` where refusals are failures like others,
+    `num_good` without an SLO, `num_cached_tokens` without a prefix cache that tells of its hits,
+    and a distribution without a sample.
     """
 
     num_completed: int
-    num_failed: int  # refused ones included
+    num_failed: int
+    num_refused: int | None
     num_good: int | None
     duration: float  # from the first send to the last token
     num_input_tokens: int
@@ -167,10 +169,10 @@ class Measurement:
 
     @property
     def good_share(self) -> float | None:
-        """Requests that meet the SLO / all requests, failed ones too; None without an SLO."""
+        """Requests that meet the SLO / all, failed and refused ones too; None without an SLO."""
         if self.num_good is None:
             return None
-        return self.num_good / (self.num_completed + self.num_failed)
+        return self.num_good / (self.num_completed + self.num_failed + (self.num_refused or 0))
 
     @property
     def prefix_cache_hit_rate(self) -> float | None:
@@ -184,6 +186,7 @@ def measure(
     timelines: Sequence[RequestTimeline],
     num_failed: int,
     *,
+    num_refused: int | None = None,
     slo: Slo | None = None,
     start: float | None = None,
 ) -> Measurement:
@@ -191,7 +194,8 @@ def measure(
 
     Args:
         timelines: the completed requests.
-        num_failed: how many others there were.
+        num_failed: how many failed.
+        num_refused: how many the server refused for want of room, where that is told.
         slo: what a request has to meet to be good.
         start: when the first request of the run was sent, if that may have been one that failed.
 
@@ -199,7 +203,7 @@ def measure(
         ValueError: no request completed, so that there is no figure to give.
     """
     if not timelines:
-        raise ValueError(f"none of {num_failed} requests completed")
+        raise ValueError(f"none of {num_failed + (num_refused or 0)} requests completed")
     if start is None:
         start = min(timeline.sent for timeline in timelines)
     itls = [itl for timeline in timelines for itl in timeline.itls]
@@ -207,6 +211,7 @@ def measure(
     return Measurement(
         num_completed=len(timelines),
         num_failed=num_failed,
+        num_refused=num_refused,
         num_good=sum(map(slo.is_met_by, timelines)) if slo else None,
         duration=max(timeline.last_token for timeline in timelines) - start,
         num_input_tokens=sum(timeline.num_input_tokens for timeline in timelines),

@@ -20,6 +20,10 @@ def figures_of(measurement: Measurement) -> Figures:
     figures: Figures = {
         "requests_completed": measurement.num_completed,
         "requests_failed": measurement.num_failed,
+    }
+    if measurement.num_refused is not None:
+        figures["requests_refused"] = measurement.num_refused
+    figures |= {
         "duration_s": measurement.duration,
         "input_tokens": measurement.num_input_tokens,
         "output_tokens": measurement.num_output_tokens,

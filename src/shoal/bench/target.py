@@ -10,6 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from shoal.bench.connection import HttpClient, Response, TransportError
+from shoal.bench.errors import BenchError
 from shoal.bench.prompts import WORDS, Prompt, Vocabulary
 from shoal.bench.stream import error_message
 from shoal.bench.workload import WorkloadRequest
@@ -17,10 +18,6 @@ from shoal.config import ConfigError
 
 Endpoint = Literal["completions", "chat"]
 PromptForm = Literal["auto", "tokens", "text"]
-
-
-class BenchError(Exception):
-    """The server can't be measured; the message says what it answered."""
 
 
 @Parameter(name="*")
@@ -107,11 +104,14 @@ class Target:
         """Have the server forget all prompts; returns in words what came of it.
 
         Raises:
-            TransportError: the server can't be reached.
+            BenchError: the server can't be reached.
         """
-        status, answer = await _post(self.client, "/reset_prefix_cache", {})
+        try:
+            status, answer = await _post(self.client, "/reset_prefix_cache", {})
+        except TransportError as error:
+            raise BenchError(str(error)) from error
         if status == 200:
-            return "reset"
+            return "reset after the warm-up"
         if status in {404, 405, 501}:
             return "not reset: the server has no /reset_prefix_cache"
         return f"not reset: status {status}, {error_message(answer)}"

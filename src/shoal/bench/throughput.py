@@ -39,7 +39,7 @@ _WARM_UP = Workload(num_requests=4, input_len=LengthRange(128, 128), output_len=
 class ThroughputConfig:
     """Settings of `shoal bench throughput`."""
 
-    workload: Annotated[Workload, Parameter(name="*")] = field(default_factory=Workload)
+    workload: Workload = field(default_factory=Workload)
     """What is asked."""
 
     engine: Annotated[EngineConfig, Parameter(name="*")] = field(default_factory=EngineConfig)
@@ -86,7 +86,7 @@ def _generate(
 ) -> list[GenerationOutput]:
     """Generate greedily, each answer exactly as long as its request says."""
     return llm.generate(
-        [request.prompt_token_ids for request in requests],
+        [request.prompt for request in requests],
         [
             SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True)
             for request in requests

@@ -6,6 +6,9 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from shoal.bench.lengths import (
     ExponentialLengths,
@@ -33,6 +36,7 @@ DEFAULT_INPUT_LEN = LengthRange(50, 800)
 DEFAULT_OUTPUT_LEN = LengthRange(20, 200)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Requests with drawn lengths, or those of a trace, or the prompts of a file.
@@ -71,8 +75,8 @@ class Workload:
     dataset: Path | None = None
     """JSONL file of prompts (fields prompt, question, text or turns); .gz is read too."""
 
-    seed: int = 0
-    """Another seed gives other lengths and other prompts."""
+    seed: Annotated[int, Parameter(name="--workload-seed")] = 0
+    """Another seed gives other lengths, other prompts and other times of arrival."""
 
     def __post_init__(self) -> None:
         self._check_ranges()

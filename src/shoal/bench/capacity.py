@@ -1,0 +1,110 @@
+"""The highest request rate at which enough requests meet the SLO, found by measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from cyclopts import Parameter
+
+from shoal.bench.arrivals import ArrivalConfig
+from shoal.bench.measure import Slo
+from shoal.config import ConfigError
+
+FIRST_RATE = 1.0
+LOWEST_RATE, HIGHEST_RATE = 2.0**-6, 2.0**14  # requests a second; the search goes no further
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityConfig:
+    """How to search for the capacity.
+
+    Raises:
+        ConfigError: a value is outside its range.
+    """
+
+    find_capacity: bool = False
+    """Search for the highest Poisson rate at which enough requests meet the SLO."""
+
+    slo_share: float = 0.9
+    """Share of the requests that has to meet the SLO."""
+
+    capacity_seconds: float = 30.0
+    """Least length of each run of the search; num_requests is its least size."""
+
+    capacity_precision: float = 0.1
+    """The search ends when the least rate that is too high is at most so much above the answer."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slo_share <= 1:
+            raise ConfigError(f"slo_share must be above 0 and at most 1, got {self.slo_share}")
+        if not 0 < self.capacity_seconds < math.inf:
+            raise ConfigError(f"capacity_seconds must be above 0, got {self.capacity_seconds}")
+        if not 0.01 <= self.capacity_precision <= 1:
+            raise ConfigError(
+                f"capacity_precision must be between 0.01 and 1, got {self.capacity_precision}"
+            )
+
+    def check(self, slo: Slo, arrivals: ArrivalConfig) -> None:
+        """Refuse what contradicts a search, or asks for one without beginning it.
+
+        Raises:
+            ConfigError: naming the settings.
+        """
+        if not self.find_capacity:
+            for name in ("slo_share", "capacity_seconds", "capacity_precision"):
+                if getattr(self, name) != getattr(_DEFAULTS, name):
+                    raise ConfigError(f"{name} needs find_capacity: it is a setting of the search")
+            return
+        if not slo:
+            raise ConfigError("find_capacity needs slo_ttft, slo_tpot or slo_e2e")
+        for name in ("request_rate", "concurrency", "think_time", "time_scale"):
+            if getattr(arrivals, name) is not None:
+                raise ConfigError(f"{name} contradicts find_capacity, which chooses the rates")
+
+    def num_requests(self, rate: float, at_least: int) -> int:
+        """Requests of a run at `rate`."""
+        return max(at_least, math.ceil(rate * self.capacity_seconds))
+
+
+_DEFAULTS = CapacityConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a search found, in requests a second.
+
+    The capacity is `rate`; `too_high` is the least rate tried at which too few requests met the
+    SLO. `rate` is 0 if that was so at every rate, `too_high` infinite if at none.
+    """
+
+    rate: float
+    too_high: float
+
+
+async def find_capacity(
+    share_at: Callable[[float], Awaitable[float]], share: float, precision: float
+) -> Capacity:
+    """Bracket the capacity by doubling or halving the rate, then bisect.
+
+    Args:
+        share_at: measures at a rate which share of the requests met the SLO.
+        share: the share that has to.
+        precision: the search ends when `too_high` is at most (1 + precision) times `rate`.
+    """
+    rate = FIRST_RATE
+    low, high = 0.0, math.inf
+    while LOWEST_RATE <= rate <= HIGHEST_RATE and high > low * (1 + precision):
+        if await share_at(rate) >= share:
+            low = rate
+        else:
+            high = rate
+        if math.isinf(high):
+            rate = 2 * low
+        elif low == 0:
+            rate = high / 2
+        else:
+            rate = math.sqrt(low * high)
+    return Capacity(low, high)
