@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ async def test_answers_do_not_depend_on_what_else_runs(engine: AsyncEngine) -> N
     assert len(token_ids(alone)) == 12
     assert [d.logprobs for d in crowd[0]] == [d.logprobs for d in alone]
     assert await becomes(lambda: engine.stats is not None and engine.stats.num_blocks_used == 0)
+
+
+async def test_observers_see_every_step_once(engine: AsyncEngine) -> None:
+    num_steps: list[int] = []
+    engine.watch_stats(lambda stats: num_steps.append(stats.num_steps))
+    before = num_steps[-1]
+    await collect(engine, "r", PROMPT, max_tokens=20, ignore_eos=True)
+    assert await becomes(lambda: num_steps[-1] == before + 20)
+    assert all(after - earlier in (0, 1) for earlier, after in pairwise(num_steps))
 
 
 async def test_every_sample_finishes_once(engine: AsyncEngine) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -48,6 +48,8 @@ from shoal.scheduler.interface import (
 
 __all__ = ["AsyncEngine", "EngineInfo"]
 
+StatsObserver = Callable[[SchedulerStats], None]
+
 _logger = logging.getLogger(__name__)
 
 
@@ -75,6 +77,7 @@ class AsyncEngine:
         self._streams: dict[str, asyncio.Queue[CompletionDelta | Exception]] = {}
         self._resets: deque[asyncio.Future[int]] = deque()
         self._stats: SchedulerStats | None = None
+        self._stats_observers: list[StatsObserver] = []
         self._death: str | None = None  # why nothing can be served any more
 
     async def start(self) -> None:
@@ -131,6 +134,15 @@ class AsyncEngine:
     def stats(self) -> SchedulerStats | None:
         """The newest snapshot of the scheduler; None before `start` has returned."""
         return self._stats
+
+    def watch_stats(self, observer: StatsObserver) -> None:
+        """Call `observer` with the newest snapshot, if there is one, and with all to come.
+
+        A snapshot comes after every step, so the difference of two counters is what a step did.
+        """
+        self._stats_observers.append(observer)
+        if self._stats is not None:
+            observer(self._stats)
 
     async def generate(
         self,
@@ -203,7 +215,7 @@ class AsyncEngine:
         except BaseException:
             await connection.close()
             raise
-        self._stats = started.stats
+        self._take_stats(started.stats)
         info = msgspec.structs.replace(started.info, model=model_name(self._config.model))
         return _Loaded(
             connection=connection,
@@ -230,7 +242,7 @@ class AsyncEngine:
             raise EngineDeadError(event.message)
         if not isinstance(event, Advanced):
             raise EngineDeadError(f"the engine sent {type(event).__name__} while serving")
-        self._stats = event.stats
+        self._take_stats(event.stats)
         for num_blocks in event.num_blocks_reset:
             if not (reset := self._resets.popleft()).done():
                 reset.set_result(num_blocks)
@@ -243,6 +255,11 @@ class AsyncEngine:
             else:
                 self._put(request_id, item)
         self._abort(loaded, processed.abort_ids)
+
+    def _take_stats(self, stats: SchedulerStats) -> None:
+        self._stats = stats
+        for observer in self._stats_observers:
+            observer(stats)
 
     def _put(self, request_id: str, item: CompletionDelta | Exception) -> None:
         stream = self._streams.get(request_id)
