@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.config import BLOCK_SIZE, ConfigError, EngineConfig
-from shoal.engine.core import EngineCore
+from shoal.engine.core import EngineCore, StepObserver
 from shoal.engine.inputs import ModelLimits
 from shoal.engine.messages import EngineInfo
 from shoal.model.chat import ChatTemplate, ChatTemplateError
@@ -40,8 +40,10 @@ def load_text_interface(model: ModelFile) -> TextInterface:
     return TextInterface(tokenizer, chat_template, model.eos_token_ids)
 
 
-def load_engine(config: EngineConfig, model: ModelFile) -> tuple[EngineCore, EngineInfo]:
-    """An engine that is ready to serve the model.
+def load_engine(
+    config: EngineConfig, model: ModelFile, *, observe: StepObserver | None = None
+) -> tuple[EngineCore, EngineInfo]:
+    """An engine that is ready to serve the model; `observe` is told of each step.
 
     Raises:
         ConfigError: a setting contradicts the model or is more than this machine has, or the native
@@ -75,7 +77,7 @@ def load_engine(config: EngineConfig, model: ModelFile) -> tuple[EngineCore, Eng
         num_threads=executor.num_threads,
         isa=executor.isa,
     )
-    return EngineCore(scheduler, executor), info
+    return EngineCore(scheduler, executor, observe=observe), info
 
 
 def model_limits(info: EngineInfo, text: TextInterface) -> ModelLimits:
