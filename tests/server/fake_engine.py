@@ -34,7 +34,8 @@ class FakeEngine:
     script: Script
     is_alive: bool = True
     is_ready: bool = True
-    stats: SchedulerStats | None = None
+    observers: list[Callable[[SchedulerStats], None]] = field(default_factory=list)
+    num_cached_blocks: int = 0
     options: list[RequestOptions] = field(default_factory=list)
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     num_running: int = 0
@@ -51,6 +52,20 @@ class FakeEngine:
             num_threads=1,
             isa="none",
         )
+
+    def watch_stats(self, observer: Callable[[SchedulerStats], None]) -> None:
+        self.observers.append(observer)
+
+    def report(self, **stats: int) -> None:
+        """A snapshot of the scheduler; what isn't given is 0."""
+        required = ("num_requests_running", "num_requests_waiting", "num_blocks_used")
+        snapshot = dict.fromkeys((*required, "num_preemptions"), 0) | {"num_blocks_total": 8}
+        for observer in self.observers:
+            observer(SchedulerStats(**(snapshot | stats)))
+
+    async def reset_prefix_cache(self) -> int:
+        num_blocks, self.num_cached_blocks = self.num_cached_blocks, 0
+        return num_blocks
 
     async def generate(
         self,
@@ -138,6 +153,16 @@ class Served:
     client: httpx.AsyncClient
     state: ServerState
     port: int
+
+
+async def send_raw(served: Served, body: dict[str, Any]) -> asyncio.StreamWriter:
+    """Post a completion on a connection of its own and return it without reading."""
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await writer.drain()
+    return writer
 
 
 async def stream(served: Served, path: str, **body: Any) -> list[Any]:

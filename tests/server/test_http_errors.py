@@ -270,22 +270,6 @@ async def test_an_error_of_one_prompt_aborts_the_others(
     assert (await served.client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 200
 
 
-async def test_a_fault_of_the_metrics_fails_no_request(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("metrics")
-
-    for name in ("_ttft", "_itl", "_tpot", "_e2e", "_success", "_generation_tokens"):
-        metric = getattr(served.state.metrics, name)
-        monkeypatch.setattr(metric, "observe", broken, raising=False)
-        monkeypatch.setattr(metric, "labels", broken, raising=False)
-        monkeypatch.setattr(metric, "inc", broken, raising=False)
-    *chunks, done = await stream(served, COMPLETIONS, prompt="a")
-    assert done == "[DONE]"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
 async def test_the_description_of_the_api_names_every_parameter(served: Served) -> None:
     description = json.loads((await served.client.get("/openapi.json")).content)
     schemas = description["components"]["schemas"]

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal.server import chat, completions, probes, tokenization
+from shoal.server import chat, completions, prefix_cache, probes, tokenization
 from shoal.server.errors import EXPECTED_ERRORS, answer_error
 from shoal.server.middleware import RequestMiddleware
 from shoal.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -63,6 +63,7 @@ def create_app(state: ServerState) -> FastAPI:
         content = {"application/json": {"schema": ref}}
         extra = {"requestBody": {"required": True, "content": content}}
         app.add_api_route(path, handler, methods=["POST"], openapi_extra=extra)
+    app.add_api_route("/reset_prefix_cache", prefix_cache.reset_prefix_cache, methods=["POST"])
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, answer_error)
     app.add_middleware(RequestMiddleware, state=state)

@@ -95,6 +95,7 @@ class _Answer:
             model=self.model,
             choices=[self._choice(index, message) for index, message in enumerate(messages)],
             usage=self.generation.usage(),
+            metrics=self.generation.record.timeline(),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -111,7 +112,7 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events: a choice begins with its role.
 
-        A usage event comes last if it is wanted.
+        An event with usage and times comes last if it is wanted.
         """
         usage = None if self.body.include_usage else msgspec.UNSET
         started: set[int] = set()
@@ -126,7 +127,9 @@ class _Answer:
                 elif role:
                     yield role
         if self.body.include_usage:
-            yield event(_to_json(self._chunk([], self.generation.usage())))
+            last = self._chunk([], self.generation.usage())
+            last.metrics = self.generation.record.timeline()
+            yield event(_to_json(last))
 
     def _role_chunk(self, index: int, delta: CompletionDelta, usage: MaybeUsage) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))

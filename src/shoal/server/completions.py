@@ -114,10 +114,10 @@ class _Answer:
         async with aclosing(self.generation.deltas()) as deltas:
             async for index, delta in deltas:
                 pieces[index].append(self._piece(index, delta))
-        return self._body([_join(choice) for choice in pieces], self.generation.usage())
+        return self._last_body([_join(choice) for choice in pieces])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; a usage event comes last if it is wanted."""
+        """The answer as server-sent events; usage and times come last if they are wanted."""
         usage = None if self.body.include_usage else msgspec.UNSET
         async with aclosing(self.generation.deltas()) as deltas:
             async for index, delta in deltas:
@@ -125,7 +125,13 @@ class _Answer:
                 if piece.text or piece.logprobs or piece.finish_reason:
                     yield event(_to_json(self._body([piece], usage)))
         if self.body.include_usage:
-            yield event(_to_json(self._body([], self.generation.usage())))
+            yield event(_to_json(self._last_body([])))
+
+    def _last_body(self, choices: list[CompletionChoice]) -> Completion:
+        """The body that has what is known at the end: usage and times."""
+        body = self._body(choices, self.generation.usage())
+        body.metrics = self.generation.record.timeline()
+        return body
 
     def _body(self, choices: list[CompletionChoice], usage: MaybeUsage) -> Completion:
         return Completion(

@@ -54,7 +54,10 @@ async def read_body(request: Request) -> bytes:
 def _check_size(size: int) -> None:
     if size > MAX_BODY_BYTES:
         raise ApiError(
-            413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="body_too_large"
+            413,
+            f"The body is larger than {MAX_BODY_BYTES} bytes.",
+            code="body_too_large",
+            refusal="invalid",
         )
 
 
@@ -124,7 +127,9 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, EXPECTED_ERRORS):
                 logger.exception("a stream failed")
-            await _send(send, event(to_api_error(error).body()))
+            api_error = to_api_error(error)
+            self._record.failed(api_error.code, api_error.refusal)
+            await _send(send, event(api_error.body()))
         finally:
             await self._events.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

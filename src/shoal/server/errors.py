@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,7 +15,8 @@ from starlette.responses import Response
 from shoal.engine.errors import EngineDeadError, RequestFailedError
 from shoal.model.chat import ChatTemplateError
 from shoal.request import InvalidParameterError
-from shoal.scheduler.interface import QueueFullError, RequestRejectedError
+from shoal.scheduler.interface import QueueFullError, RequestRejectedError, TimeLimitError
+from shoal.server.record import Refusal, record_of
 
 # An error says what is wrong; it never sends the body back.
 MAX_MESSAGE_CHARS = 600
@@ -41,7 +44,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """A failure with its HTTP status; `param` names the parameter that is to blame."""
+    """A failure with its HTTP status.
+
+    `param` names the parameter that is to blame. `refusal` is set if the server turned the request
+    away, rather than failed on it.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -58,6 +66,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.refusal = refusal
 
     def body(self) -> bytes:
         """The error object as JSON, bounded whatever the message holds."""
@@ -88,15 +97,36 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def bad_request(
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    *,
+    refusal: Refusal = "invalid",
+) -> ApiError:
     """A 400 that blames `param`."""
-    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code, refusal=refusal)
 
 
-def unavailable(message: str, code: str) -> ApiError:
+def unavailable(message: str, code: str, *, refusal: Refusal | None = "unavailable") -> ApiError:
     """A 503 after which the client may try again."""
     return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, headers={"Retry-After": "1"}
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        message,
+        code=code,
+        headers={"Retry-After": "1"},
+        refusal=refusal,
+    )
+
+
+def _too_many(error: QueueFullError, refusal: Literal["queue_full", "time_limit"]) -> ApiError:
+    """A 429 that says when to come again; whole seconds, as the header has them, rounded up."""
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        str(error),
+        code=refusal,
+        headers={"Retry-After": str(max(1, math.ceil(error.retry_after)))},
+        refusal=refusal,
     )
 
 
@@ -108,20 +138,17 @@ def to_api_error(error: Exception) -> ApiError:  # noqa: PLR0911 - one case a ki
         case InvalidParameterError():
             return bad_request(str(error), error.parameter, "invalid_parameter")
         case RequestRejectedError():
-            return bad_request(str(error), "prompt", "context_length_exceeded")
+            return bad_request(str(error), "prompt", "context_length_exceeded", refusal="rejected")
         case ChatTemplateError():
             return bad_request(str(error), "messages", "chat_template_error")
+        case TimeLimitError():
+            return _too_many(error, "time_limit")
         case QueueFullError():
-            return ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                str(error),
-                code="queue_full",
-                headers={"Retry-After": str(max(1, round(error.retry_after)))},
-            )
+            return _too_many(error, "queue_full")
         case ClientDisconnectedError():
             return ApiError(CLIENT_CLOSED_REQUEST, "The client went away.")
         case ServerStoppedError():
-            return unavailable("The server is shutting down.", "shutting_down")
+            return unavailable("The server is shutting down.", "shutting_down", refusal=None)
         case EngineDeadError():
             return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="engine_dead")
         case RequestFailedError():
@@ -159,5 +186,6 @@ EXPECTED_ERRORS: tuple[type[Exception], ...] = (
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application for `EXPECTED_ERRORS`."""
-    del request
-    return to_api_error(error).response()
+    api_error = to_api_error(error)
+    record_of(request).failed(api_error.code, api_error.refusal)
+    return api_error.response()

@@ -47,7 +47,8 @@ class Generation:
     params: SamplingParams
     options: RequestOptions
     _progress: list[_Progress] = field(init=False)
-    _cached_tokens: dict[int, int] = field(default_factory=dict)
+    _cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
+    _computed_prompts: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._progress = [_Progress() for _ in range(self.num_choices)]
@@ -98,7 +99,7 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens.values())),
+            prompt_tokens_details=PromptTokensDetails(self.record.cached_tokens),
         )
 
     def _merged(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
@@ -117,26 +118,36 @@ class Generation:
         return _first_sample_first(merged)
 
     def _count(self, prompt_index: int, choice_index: int, delta: CompletionDelta) -> None:
-        now = time.monotonic()
-        metrics = self.state.metrics
         progress = self._progress[choice_index]
-        self._cached_tokens[prompt_index] = max(
-            self._cached_tokens.get(prompt_index, 0), delta.num_cached_tokens
-        )
+        if delta.num_cached_tokens:
+            self._note_cached(prompt_index, delta.num_cached_tokens)
         if delta.token_ids:
-            self.record.completion_tokens += len(delta.token_ids)
-            if progress.first_token_time is None:
-                progress.first_token_time = now
-                metrics.first_token(now - self.record.start)
-                self.record.first_token(now)
-            else:
-                metrics.token_gap(now - progress.last_token_time)
-            progress.num_tokens += len(delta.token_ids)
-            progress.last_token_time = now
+            self._count_tokens(prompt_index, progress, len(delta.token_ids))
         if delta.finish_reason is not None:
             self._finish(progress, delta.finish_reason)
             if delta.metrics is not None:
-                metrics.queued(delta.metrics)
+                self.record.choices.append(delta.metrics)
+                self.state.metrics.ended_in_engine(delta.metrics)
+
+    def _note_cached(self, prompt_index: int, num_tokens: int) -> None:
+        """Said with the first token and again at the end, it counts once."""
+        self._cached_tokens[prompt_index] = num_tokens
+        self.record.cached_tokens = sum(self._cached_tokens.values())
+
+    def _count_tokens(self, prompt_index: int, progress: _Progress, num_tokens: int) -> None:
+        now = time.monotonic()
+        self.record.completion_tokens += num_tokens
+        if progress.first_token_time is None:
+            progress.first_token_time = now
+            self.record.first_token(now)
+            self.state.metrics.first_tokens(now - self.record.start, num_tokens)
+            if prompt_index not in self._computed_prompts:
+                self._computed_prompts.add(prompt_index)
+                self.state.metrics.prompt_computed(len(self.prompts[prompt_index]))
+        else:
+            self.state.metrics.next_tokens(now - progress.last_token_time, num_tokens)
+        progress.num_tokens += num_tokens
+        progress.last_token_time = now
 
     def _finish(self, progress: _Progress, reason: FinishReason) -> None:
         progress.finished = True
@@ -146,16 +157,21 @@ class Generation:
             tail = (progress.last_token_time - progress.first_token_time) / (
                 progress.num_tokens - 1
             )
-        self.state.metrics.finished(str(reason), time.monotonic() - self.record.start, tail)
+        self.state.metrics.finished(reason, time.monotonic() - self.record.start, tail)
 
     def _close(self, reason: FinishReason | None) -> None:
-        """Count the choices that did not come to their end; a refused request counts nowhere."""
-        if reason is None:
-            return
+        """Count the choices that did not come to their end.
+
+        A refused request (None) is counted as such; of its choices only those count that had
+        begun, as they may when another of its prompts is refused.
+        """
         for progress in self._progress:
-            if not progress.finished:
+            if progress.finished:
+                continue
+            if reason is not None:
                 self._finish(progress, reason)
-        self.state.metrics.tokens(self.record.prompt_tokens, self.record.completion_tokens)
+            elif progress.num_tokens > 0:
+                self._finish(progress, FinishReason.ABORT)
 
 
 async def _one(

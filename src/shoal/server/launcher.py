@@ -84,9 +84,13 @@ async def _serve(
     loading = asyncio.create_task(engine.start())
     # Give the engine's process its start before the imports below keep this one busy.
     await asyncio.sleep(0)
+    from prometheus_client import disable_created_metrics  # noqa: PLC0415
+
     from shoal.server.app import create_app  # noqa: PLC0415 - takes as long as loading the model
     from shoal.server.state import ServerState  # noqa: PLC0415
 
+    # Else each counter has a gauge beside it that nobody asked for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
     names = config.served_model_name or (model_name(engine_config.model),)
     state = ServerState(engine=engine, model_names=names, api_key=config.api_key)
     http = _HttpServer(

@@ -1,74 +1,60 @@
-"""Prometheus metrics. Nothing in here can fail a request: a fault is logged, once a method."""
+"""Prometheus metrics of requests. Nothing in here can fail one: a fault is logged, once a kind."""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable, Iterable
-from typing import ParamSpec
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from shoal.engine.outputs import RequestMetrics
-from shoal.scheduler.interface import SchedulerStats
-
-logger = logging.getLogger(__name__)
-P = ParamSpec("P")
+from shoal.request import FinishReason
+from shoal.server.never_fails import never_fails
+from shoal.server.record import Refusal
+from shoal.server.step_metrics import StepMetrics
 
 # Seconds. The fine end covers decode steps, the coarse end queues on a slow machine.
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
 )
-
-
-def _never_fails(method: Callable[P, None]) -> Callable[P, None]:
-    reported = False
-
-    @functools.wraps(method)
-    def safe(*args: P.args, **kwargs: P.kwargs) -> None:
-        nonlocal reported
-        try:
-            method(*args, **kwargs)
-        except Exception:
-            if not reported:
-                reported = True
-                logger.exception("the metric '%s' could not be recorded", method.__name__)
-
-    return safe
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Metrics:
-    """The metrics of one server.
+    """The metrics of one server; `steps` has those of its scheduler."""
 
-    `stats` is asked for the scheduler's newest snapshot at each scrape; None while there is none.
-    """
-
-    def __init__(self, stats: Callable[[], SchedulerStats | None]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_SchedulerCollector(stats))
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
+        self.steps = StepMetrics()
+        self._registry.register(self.steps)
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts computed.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._success = Counter(
-            "shoal:request_success",
-            "Ended choices by the reason: stop, length, abort or error.",
-            ["finished_reason"],
-            registry=self._registry,
+        self._success = self._counter(
+            "request_success", "Choices that ended, by the reason.", "finished_reason"
         )
-        for reason in ("stop", "length", "abort", "error"):
-            self._success.labels(reason)
+        for reason in FinishReason:
+            self._success.labels(str(reason))
+        self._refused = self._counter(
+            "requests_refused", "Requests turned away without an answer, by the reason.", "reason"
+        )
+        for refusal in get_args(Refusal):
+            self._refused.labels(refusal)
         self._ttft = self._histogram("time_to_first_token", "Arrival to the first token.")
         self._itl = self._histogram("inter_token_latency", "Gap between a choice's tokens.")
         self._tpot = self._histogram(
-            "time_per_output_token", "Mean gap between the tokens of an ended choice."
+            "time_per_output_token", "Mean gap between the tokens of a complete choice."
         )
-        self._e2e = self._histogram("e2e_request_latency", "Arrival to the end of a choice.")
+        self._e2e = self._histogram(
+            "e2e_request_latency", "Arrival to the end of a complete choice."
+        )
         self._queue = self._histogram("request_queue_time", "Arrival to the first step.")
+        self._prefill = self._histogram(
+            "request_prefill_time", "The first step to the first token."
+        )
+        self._decode = self._histogram("request_decode_time", "The first token to the end.")
 
-    def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(f"shoal:{name}", documentation, registry=self._registry)
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"shoal:{name}", documentation, labels, registry=self._registry)
 
     def _histogram(self, name: str, documentation: str) -> Histogram:
         return Histogram(
@@ -78,64 +64,55 @@ class Metrics:
             registry=self._registry,
         )
 
-    @_never_fails
-    def first_token(self, seconds: float) -> None:
-        """A choice got its first token `seconds` after the request arrived."""
+    @never_fails
+    def prompt_computed(self, num_tokens: int) -> None:
+        """A prompt's first token came, so all of the prompt has been computed."""
+        self._prompt_tokens.inc(num_tokens)
+
+    @never_fails
+    def first_tokens(self, seconds: float, num_tokens: int) -> None:
+        """A choice got its first tokens `seconds` after the request arrived."""
         self._ttft.observe(seconds)
+        self._generation_tokens.inc(num_tokens)
 
-    @_never_fails
-    def token_gap(self, seconds: float) -> None:
-        """A choice got its next token `seconds` after the one before."""
+    @never_fails
+    def next_tokens(self, seconds: float, num_tokens: int) -> None:
+        """A choice got its next tokens `seconds` after the ones before."""
         self._itl.observe(seconds)
+        self._generation_tokens.inc(num_tokens)
 
-    @_never_fails
-    def finished(self, reason: str, seconds: float, seconds_per_token: float | None) -> None:
-        """A choice ended `seconds` after the request arrived."""
-        self._success.labels(reason).inc()
+    @never_fails
+    def finished(
+        self, reason: FinishReason, seconds: float, seconds_per_token: float | None
+    ) -> None:
+        """A choice ended `seconds` after the request arrived.
+
+        Latencies of choices that were cut off say nothing about those that weren't: they aren't
+        observed.
+        """
+        self._success.labels(str(reason)).inc()
+        if reason not in COMPLETE:
+            return
         self._e2e.observe(seconds)
         if seconds_per_token is not None:
             self._tpot.observe(seconds_per_token)
 
-    @_never_fails
-    def queued(self, metrics: RequestMetrics) -> None:
-        """A choice ended that had waited in the engine's queue."""
-        if metrics.queue_time is not None:
-            self._queue.observe(metrics.queue_time)
+    @never_fails
+    def ended_in_engine(self, metrics: RequestMetrics) -> None:
+        """A choice ended in the engine, which knows what it spent its time on."""
+        for histogram, seconds in (
+            (self._queue, metrics.queue_time),
+            (self._prefill, metrics.prefill_time),
+            (self._decode, metrics.decode_time),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
 
-    @_never_fails
-    def tokens(self, prompt_tokens: int, generation_tokens: int) -> None:
-        """A request ended that had these many tokens."""
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generation_tokens.inc(generation_tokens)
+    @never_fails
+    def refused(self, reason: Refusal) -> None:
+        """A request was turned away."""
+        self._refused.labels(reason).inc()
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-class _SchedulerCollector(Collector):
-    """Turns the scheduler's snapshot into samples when it is scraped."""
-
-    def __init__(self, stats: Callable[[], SchedulerStats | None]) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterable[Metric]:
-        """The samples of one scrape."""
-        if (stats := self._stats()) is None:
-            return
-        for name, documentation, value in (
-            ("num_requests_running", "Sequences that run.", stats.num_requests_running),
-            ("num_requests_waiting", "Sequences in the queue.", stats.num_requests_waiting),
-            (
-                "kv_cache_usage_ratio",
-                "Share of the KV blocks in use, 0 to 1.",
-                stats.num_blocks_used / max(1, stats.num_blocks_total),
-            ),
-        ):
-            yield GaugeMetricFamily(f"shoal:{name}", documentation, value=value)
-        for name, documentation, value in (
-            ("num_preemptions", "Preemptions.", stats.num_preemptions),
-            ("prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits),
-        ):
-            yield CounterMetricFamily(f"shoal:{name}", documentation, value=value)

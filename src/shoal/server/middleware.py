@@ -13,6 +13,7 @@ from shoal.server.record import RequestRecord
 from shoal.server.state import ServerState
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 PROBE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 MAX_REQUEST_ID_CHARS = 128
 
@@ -45,6 +46,8 @@ class RequestMiddleware:
 
         with self._state.in_flight():
             await self._answer(scope, receive, send_with_id, headers, record)
+        if record.refusal is not None and record.path in GENERATION_PATHS:
+            self._state.metrics.refused(record.refusal)
         level = logging.DEBUG if record.path in PROBE_PATHS else logging.INFO
         access_logger.log(level, "%s", record.log_line())
 
@@ -54,12 +57,15 @@ class RequestMiddleware:
         try:
             if self._is_authorized(record.path, headers):
                 await self._app(scope, receive, send)
-            else:
-                await _unauthorized().response()(scope, receive, send)
-        except Exception as error:
+                return
+            error = _unauthorized()
+        except Exception as fault:
             logger.exception("request %s failed", record.client_request_id)
-            if record.status is None:
-                await to_api_error(error).response()(scope, receive, send)
+            if record.status is not None:
+                return
+            error = to_api_error(fault)
+        record.failed(error.code, error.refusal)
+        await error.response()(scope, receive, send)
 
     def _is_authorized(self, path: str, headers: Headers) -> bool:
         key = self._state.api_key

@@ -25,6 +25,25 @@ class Usage(msgspec.Struct, frozen=True):
 MaybeUsage = Usage | None | msgspec.UnsetType  # unset: the key is left out
 
 
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time went, in seconds from its arrival at the engine.
+
+    Queue, prefill and decode follow one another: to the first step, to the first token, to the end.
+    With several choices: of the first that started, the first token of any, the end of the last.
+    None for a part that was never reached.
+    """
+
+    queue_time: float | None
+    prefill_time: float | None
+    decode_time: float | None
+    ttft: float | None  # queue_time + prefill_time
+    e2e_time: float
+    num_preemptions: int
+
+
+MaybeTimeline = Timeline | None | msgspec.UnsetType
+
+
 class PromptLogprob(msgspec.Struct, frozen=True):
     """The log-probability of one candidate at a prompt position."""
 
@@ -75,6 +94,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: MaybeUsage = msgspec.UNSET
+    metrics: MaybeTimeline = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +146,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: Timeline | None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -155,6 +176,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: MaybeUsage = msgspec.UNSET
+    metrics: MaybeTimeline = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -187,3 +209,9 @@ class Detokenized(msgspec.Struct, kw_only=True):
     """The answer of /detokenize."""
 
     prompt: str
+
+
+class PrefixCacheReset(msgspec.Struct, kw_only=True):
+    """The answer of /reset_prefix_cache."""
+
+    num_blocks: int  # forgotten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,16 +36,15 @@ class Engine(Protocol):
         """The model's chat template."""
 
     @property
-    def stats(self) -> SchedulerStats | None:
-        """The newest snapshot of the scheduler."""
-
-    @property
     def is_alive(self) -> bool:
         """Whether the engine can still serve."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the model is loaded."""
+
+    def watch_stats(self, observer: Callable[[SchedulerStats], None]) -> None:
+        """Call `observer` with the scheduler's newest snapshot and with all to come."""
 
     def generate(
         self,
@@ -69,14 +68,14 @@ class ServerState:
     api_key: str | None = None
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
-    metrics: Metrics = field(init=False)
+    metrics: Metrics = field(default_factory=Metrics)
     _stopped: bool = False
     _num_in_flight: int = 0
     _work: set[asyncio.Future[Any]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(lambda: self.engine.stats)
+        self.engine.watch_stats(self.metrics.steps.observe)
         self._idle.set()
 
     def require_ready(self) -> None:
@@ -88,7 +87,12 @@ class ServerState:
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
         if not self.engine.is_alive:
-            raise ApiError(503, "The engine has died; restart the server.", code="engine_dead")
+            raise ApiError(
+                503,
+                "The engine has died; restart the server.",
+                code="engine_dead",
+                refusal="unavailable",
+            )
         if not self.engine.is_ready:
             raise unavailable("The model is still loading.", "model_loading")
 
@@ -108,6 +112,7 @@ class ServerState:
             f"The model '{name[:100]}' does not exist; this server has {served}.",
             param="model",
             code="model_not_found",
+            refusal="invalid",
         )
 
     @contextmanager
