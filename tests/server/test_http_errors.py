@@ -16,8 +16,9 @@ from shoal.engine.errors import EngineDeadError, RequestFailedError
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import InvalidParameterError, SamplingParams
-from shoal.scheduler.interface import QueueFullError, RequestRejectedError
+from shoal.scheduler.interface import QueueFullError, RequestRejectedError, TimeLimitError
 from shoal.server.connection import MAX_BODY_BYTES
+from shoal.server.protocol import OPTION_FIELDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_ERROR_BYTES = 2048
@@ -74,6 +75,19 @@ def failing(error: Exception, after: int = 0) -> Script:
         ({"prompt": "a", "frobnicate": 1}, "frobnicate"),
         ({"prompt": "a", "guided_json": {}}, "guided_json"),
         ({"prompt": "a", "priority": "high"}, "priority"),
+        ({"prompt": "a", "priority": 1.5}, "priority"),
+        ({"prompt": "a", "priority": True}, "priority"),
+        ({"prompt": "a", "priority": 1001}, "priority"),
+        ({"prompt": "a", "priority": -1001}, "priority"),
+        ({"prompt": "a", "cache_salt": 1}, "cache_salt"),
+        ({"prompt": "a", "cache_salt": "x" * 257}, "cache_salt"),
+        ({"prompt": "a", "use_prefix_cache": "no"}, "use_prefix_cache"),
+        ({"prompt": "a", "max_queue_time": "1"}, "max_queue_time"),
+        ({"prompt": "a", "max_queue_time": -0.1}, "max_queue_time"),
+        ({"prompt": "a", "max_queue_time": 1e7}, "max_queue_time"),
+        ({"prompt": "a", "max_total_time": [1]}, "max_total_time"),
+        ({"prompt": "a", "max_total_time": -1}, "max_total_time"),
+        ({"prompt": "a", "max_total_time": 1e7}, "max_total_time"),
     ],
 )
 async def test_a_bad_parameter_is_named(
@@ -113,6 +127,7 @@ FIELDS = (
     *("seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "user"),
     *("logit_bias", "stop_token_ids", "presence_penalty", "repetition_penalty", "suffix", "tools"),
     *("messages", "top_logprobs", "response_format", "metadata", "priority", "ignore_eos"),
+    *("cache_salt", "use_prefix_cache", "max_queue_time", "max_total_time"),
 )
 
 
@@ -208,6 +223,7 @@ async def test_every_served_name_and_no_name_answer(served: Served, body: dict[s
         (InvalidParameterError("logit_bias", "token id 999999"), (400, "logit_bias")),
         (RequestRejectedError("300 tokens, the pool holds 128"), (400, "prompt")),
         (QueueFullError("the queue is full", 2.5), (429, None)),
+        (TimeLimitError("no token came", 2.5), (429, None)),
         (RequestFailedError("step failed"), (500, None)),
         (EngineDeadError("gone"), (503, None)),
         (ZeroDivisionError("secret"), (500, None)),
@@ -230,8 +246,35 @@ async def test_an_error_before_the_first_token_has_its_status(
         assert response.json()["error"]["param"] == param
         assert "secret" not in response.text
         assert engine.num_running == 0
-    if status == 429:
-        assert int(response.headers["retry-after"]) >= 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (QueueFullError("12 requests wait already", 2.4), ("queue_full", "3")),
+        (QueueFullError("12 requests wait already", 0.01), ("queue_full", "1")),
+        (TimeLimitError("no token came within its max_queue_time", 7.0), ("time_limit", "7")),
+    ],
+)
+async def test_too_much_to_do_says_when_to_come_again(
+    served: Served,
+    engine: FakeEngine,
+    error: QueueFullError,
+    expected: tuple[str, str],
+    streamed: bool,
+) -> None:
+    code, retry_after = expected
+    engine.script = failing(error)
+    response = await served.client.post(COMPLETIONS, json={"prompt": "a", "stream": streamed})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == retry_after
+    assert response.json()["error"] == {
+        "message": str(error),
+        "type": "rate_limit_error",
+        "param": None,
+        "code": code,
+    }
 
 
 @pytest.mark.parametrize("error", [RequestFailedError("step failed"), ZeroDivisionError()])
@@ -275,3 +318,7 @@ async def test_the_description_of_the_api_names_every_parameter(served: Served) 
     schemas = description["components"]["schemas"]
     assert "include_stop_str_in_output" in schemas["CompletionBody"]["properties"]
     assert "top_logprobs" in schemas["ChatBody"]["properties"]
+    for name in OPTION_FIELDS:
+        assert name in schemas["CompletionBody"]["properties"]
+        assert name in schemas["ChatBody"]["properties"]
+    assert set(description["paths"]["/reset_prefix_cache"]) == {"post"}

@@ -115,9 +115,10 @@ async def test_a_key_guards_all_but_the_probes(engine: FakeEngine) -> None:
             assert await status("/v1/models", wrong) == 401
         for path in ("/health", "/ready", "/metrics", "/version"):
             assert await status(path) == 200
-        refused = await served.client.post(COMPLETIONS, json={"prompt": "a"})
-        assert refused.status_code == 401
-        assert refused.json()["error"]["code"] == "invalid_api_key"
+        for path in (COMPLETIONS, "/reset_prefix_cache"):
+            refused = await served.client.post(path, json={"prompt": "a"})
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
         assert engine.requests == []
 
 
@@ -185,3 +186,15 @@ async def test_tokenize_wants_one_of_prompt_and_messages(
 
 async def test_the_version_is_told(served: Served) -> None:
     assert (await served.client.get("/version")).json()["version"]
+
+
+async def test_resetting_the_prefix_cache_says_how_many_blocks_were_forgotten(
+    served: Served, engine: FakeEngine
+) -> None:
+    engine.num_cached_blocks = 12
+    for num_blocks in (12, 0):
+        response = await served.client.post("/reset_prefix_cache")
+        assert response.status_code == 200
+        assert response.json() == {"num_blocks": num_blocks}
+    engine.is_ready = False
+    assert (await served.client.post("/reset_prefix_cache")).status_code == 503
