@@ -1,10 +1,16 @@
+import math
+import random
 from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.bench.lengths import parse_lengths
 from shoal.bench.workload import (
+    ExponentialLengths,
     LengthRange,
     Workload,
     WorkloadError,
@@ -91,6 +97,45 @@ def test_a_length_range_is_read(text, expected):
 def test_a_wrong_length_range_is_refused(text):
     with pytest.raises(WorkloadError):
         LengthRange.parse(text)
+
+
+def test_exponential_lengths_are_read_and_drawn_with_their_mean_and_cap():
+    lengths = parse_lengths("exp:100:400")
+    assert lengths == ExponentialLengths(100, 400)
+    rng = random.Random(0)
+    drawn = [lengths.draw(rng) for _ in range(20_000)]
+    assert min(drawn) == 1
+    assert max(drawn) == 400
+    # The mean of an exponential distribution that is cut at four times its mean.
+    assert fmean(drawn) == pytest.approx(100 * (1 - math.exp(-4)) + 0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("text", ["exp", "exp:5", "exp:9:8", "exp:0:8", "exp:a:8", "exp:1:2:3"])
+def test_wrong_exponential_lengths_are_refused(text):
+    with pytest.raises(WorkloadError, match="exp"):
+        parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"trace": Path("t"), "input_len": LengthRange(1, 2)}, "input_len and output_len"),
+        ({"trace": Path("t"), "output_len": LengthRange(1, 2)}, "input_len and output_len"),
+        ({"trace": Path("t"), "dataset": Path("d")}, "trace contradicts dataset"),
+        ({"dataset": Path("d"), "input_len": LengthRange(1, 2)}, "input_len contradicts dataset"),
+        ({"trace_start": 3.0}, "trace_start needs trace"),
+        ({"trace_duration": 3.0}, "trace_duration needs trace"),
+        ({"trace_max_input": 3}, "trace_max_input needs trace"),
+        ({"trace_max_output": 3}, "trace_max_output needs trace"),
+        ({"trace": Path("t"), "trace_start": -1.0}, "trace_start must be 0 or more, got -1"),
+        ({"trace": Path("t"), "trace_duration": 0.0}, "trace_duration must be above 0, got 0"),
+        ({"trace": Path("t"), "trace_max_input": 0}, "trace_max_input must be at least 1, got 0"),
+        ({"shared_prefix_len": -1}, "shared_prefix_len must be 0 or more, got -1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, named):
+    with pytest.raises(WorkloadError, match=named):
+        Workload(**settings)
 
 
 def test_a_workload_without_requests_is_refused():

@@ -180,17 +180,22 @@ class HttpClient:
         clock: seconds on a monotonic clock.
 
     Raises:
-        ConfigError: the URL isn't one of HTTP.
+        ConfigError: the URL isn't one of HTTP, or the key can't be sent.
     """
 
     def __init__(
         self, base_url: str, api_key: str | None = None, clock: Clock = time.monotonic
     ) -> None:
         url = urlsplit(base_url)
-        if url.scheme not in {"http", "https"} or not url.hostname:
-            raise ConfigError(f"base_url must begin with http:// or https://, got {base_url!r}")
+        if url.scheme not in {"http", "https"} or not url.hostname or not base_url.isascii():
+            raise ConfigError(f"base_url must be http://... or https://..., got {base_url!r}")
+        try:
+            self._port = url.port or (443 if url.scheme == "https" else 80)
+        except ValueError as error:
+            raise ConfigError(f"base_url has no valid port: {base_url!r}") from error
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("api_key has characters that a header can't carry")
         self._host = url.hostname
-        self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._root = url.path.rstrip("/").removesuffix("/v1")
         self._clock = clock

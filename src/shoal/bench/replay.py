@@ -70,8 +70,7 @@ class _Progress:
     """What has been seen of one request."""
 
     request: Request
-    first_token: float | None = None
-    last_token: float = 0.0
+    token_times: list[float] = field(default_factory=list)  # when some came: one, or a batch's all
     num_tokens: int = 0
     queue_time: float = 0.0
     ended: bool = False
@@ -162,9 +161,7 @@ class ReplayEngine:
         for output in outputs:
             progress = self._progress[output.request_id]
             if output.new_token_ids:
-                progress.last_token = now
-                if progress.first_token is None:
-                    progress.first_token = now
+                progress.token_times.append(now - self._start)
                 progress.num_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 progress.ended = output.error is None
@@ -198,13 +195,14 @@ class ReplayEngine:
         )
 
     def _timeline(self, progress: _Progress) -> RequestTimeline:
-        assert progress.first_token is not None  # it ended without an error
         return RequestTimeline(
             sent=progress.request.arrival_time - self._start,
-            first_token=progress.first_token - self._start,
-            last_token=progress.last_token - self._start,
+            first_token=progress.token_times[0],
+            last_token=progress.token_times[-1],
             num_input_tokens=progress.request.num_prompt_tokens,
             num_output_tokens=progress.num_tokens,
+            chunk_times=progress.token_times,
+            num_cached_tokens=progress.request.num_cached_tokens,
         )
 
 

@@ -1,0 +1,187 @@
+"""`shoal bench compare`: the strategies on one workload, as pictures, a table and words."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shoal.bench.advice import advice_on
+from shoal.bench.comparison import Comparison
+from shoal.bench.lengths import LengthRange
+from shoal.bench.machine import Machine
+from shoal.bench.measure import Slo
+from shoal.bench.replay import ReplayEngine
+from shoal.bench.report import write_json
+from shoal.bench.workload import Workload, generate_requests, ordinary_token_ids
+from shoal.config import ConfigError, EngineConfig, SchedulerName
+from shoal.engine.loading import load_text_interface
+from shoal.model.loader import open_model
+from shoal.model.registry import resolve
+
+ALL_STRATEGIES: tuple[SchedulerName, ...] = ("static", "dynamic", "continuous")
+_WARM_UP = Workload(num_requests=4, input_len=LengthRange(64, 64), output_len=LengthRange(4, 4))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareConfig:
+    """Settings of `shoal bench compare`.
+
+    Raises:
+        ConfigError: a value is outside its range.
+    """
+
+    workload: Workload = field(default_factory=lambda: Workload(num_requests=24))
+    """What is asked of each strategy."""
+
+    scheduler: tuple[SchedulerName, ...] = ALL_STRATEGIES
+    """The strategies, may be repeated."""
+
+    model: str = "smollm2-135m"
+    """An alias, a path to a .gguf file, or hf:owner/name:file."""
+
+    max_num_seqs: int = 8
+    """Slots."""
+
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step, for static and continuous."""
+
+    kv_cache_memory_mib: int = 1024
+    """Size of the KV block pool in MiB."""
+
+    num_threads: int | None = None
+    """Compute threads; what affinity and cgroup quota allow when not set."""
+
+    max_queue_delay: float | None = None
+    """How long batches of static and dynamic wait to fill; their defaults when not set."""
+
+    skip_padding: bool = False
+    """Let static and dynamic leave out the rows of requests that are done."""
+
+    load: tuple[float, ...] = (0.4, 0.7, 1.0)
+    """Offered loads as shares of the highest throughput of all strategies, may be repeated."""
+
+    slo: Slo = field(default_factory=Slo)
+    """Limits for goodput."""
+
+    output: Path = Path("comparison.html")
+    """File for the report; its JSON and its pictures lie beside it."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < load <= 10 for load in self.load):
+            raise ConfigError(f"load must be above 0 and at most 10, got {self.load}")
+        if not self.scheduler or len(set(self.scheduler)) < len(self.scheduler):
+            raise ConfigError(f"scheduler must name each strategy once, got {self.scheduler}")
+
+    def engine(self, scheduler: SchedulerName) -> EngineConfig:
+        """The engine of one strategy, with those of the settings that it has."""
+        config = EngineConfig(
+            scheduler=scheduler,
+            model=self.model,
+            max_num_seqs=self.max_num_seqs,
+            kv_cache_memory_mib=self.kv_cache_memory_mib,
+            num_threads=self.num_threads,
+        )
+        if scheduler != "dynamic":
+            config = dataclasses.replace(config, max_num_batched_tokens=self.max_num_batched_tokens)
+        if scheduler != "continuous":
+            config = dataclasses.replace(
+                config, max_queue_delay=self.max_queue_delay, skip_padding=self.skip_padding
+            )
+        return config
+
+
+def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> int:
+    """Measure, write the report, print the table; returns 1 when a request failed.
+
+    Raises:
+        ConfigError, ModelError: an engine can't be built, the workload can't be made, or
+            matplotlib isn't installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("the pictures need matplotlib: pip install 'shoal[bench]'")
+    from shoal.bench.compare_report import results_table, write_html  # noqa: PLC0415
+
+    config = config or CompareConfig()
+    comparison = _prepare(config)
+    with _progress(comparison.num_runs) as on_run:
+        comparison.measure_all(on_run)
+    advice = advice_on(comparison)
+    content = _content(config, comparison, advice)
+    write_json(config.output.with_suffix(".json"), content)
+    write_html(config.output, comparison, content)
+    console = Console()
+    console.print(results_table(comparison))
+    for sentence in advice:
+        console.print(f"- {sentence}", highlight=False)
+    console.print(f"Report: {config.output}", highlight=False)
+    return int(any(run.figures["requests_failed"] > 0 for _, _, run in comparison.rows()))
+
+
+def _prepare(config: CompareConfig) -> Comparison:
+    """Draw the requests, and run a few once so that no strategy pays for a cold machine."""
+    configs: dict[str, EngineConfig] = {name: config.engine(name) for name in config.scheduler}
+    model = open_model(resolve(config.model, progress=True))
+    vocabulary = ordinary_token_ids(load_text_interface(model).tokenizer)
+    engine = ReplayEngine(configs[config.scheduler[0]])
+    warm_up = generate_requests(_WARM_UP, vocabulary)
+    try:
+        engine.run(
+            [request.prompt_token_ids for request in warm_up],
+            [request.max_tokens for request in warm_up],
+            [0.0] * len(warm_up),
+        )
+    finally:
+        engine.close()
+    requests = generate_requests(config.workload, vocabulary)
+    return Comparison(configs, requests, config.load, config.slo, config.workload.seed)
+
+
+def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -> dict[str, Any]:
+    return {
+        "benchmark": "compare",
+        "shoal": version("shoal"),
+        "machine": asdict(Machine.this()),
+        "settings": asdict(config),
+        "num_requests": len(comparison.requests),
+        "num_requests_cut": sum(request.cut for request in comparison.requests),
+        "capacity_requests_per_second": comparison.capacity,
+        "advice": advice,
+        "runs": [
+            {"load": load, "strategy": strategy, "rate": run.rate, "figures": run.figures}
+            for load, strategy, run in comparison.rows()
+        ],
+    }
+
+
+@contextmanager
+def _progress(num_runs: int) -> Iterator[Any]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=num_runs)
+        num_begun = 0
+
+        def on_run(description: str) -> None:
+            nonlocal num_begun
+            bar.update(task, description=description, completed=num_begun)
+            num_begun += 1
+
+        yield on_run
+        bar.update(task, completed=num_runs)

@@ -1,0 +1,102 @@
+"""The report of a comparison: one HTML file that needs nothing beside it, and its pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from rich.table import Table
+
+from shoal.bench.charts import draw_all
+from shoal.bench.comparison import Comparison, Run
+from shoal.bench.report import Figures
+
+# The columns of the table: figure, heading, factor, decimals.
+COLUMNS = (
+    ("requests_per_second", "requests/s", 1, 2),
+    ("output_tokens_per_second", "output tok/s", 1, 0),
+    ("ttft_mean_ms", "TTFT mean (s)", 1e-3, 2),
+    ("ttft_p99_ms", "TTFT p99 (s)", 1e-3, 2),
+    ("tpot_mean_ms", "TPOT mean (ms)", 1, 1),
+    ("e2e_mean_ms", "E2E mean (s)", 1e-3, 2),
+    ("e2e_p99_ms", "E2E p99 (s)", 1e-3, 2),
+    ("queue_time_mean_ms", "queueing (s)", 1e-3, 2),
+    ("slot_utilization", "slots used", 1, 2),
+    ("kv_cache_usage_max", "KV peak", 1, 2),
+    ("preemptions", "preemptions", 1, 0),
+    ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
+)
+CAPTIONS = {
+    "timeline": "Requests over slots at the highest load. White is a slot without work.",
+    "curves": "Throughput and latency as the load rises.",
+    "distributions": "Share of requests at or below a latency, at the highest load.",
+    "utilization": "Slots that produced a wanted token, and KV blocks in use, over time.",
+}
+
+
+def results_table(comparison: Comparison) -> Table:
+    """A row for each run, with the throughput as a multiple of the first strategy's."""
+    table = Table(title="Strategies compared", title_justify="left")
+    for heading in ("load", "strategy", "ratio", *_headings(comparison)):
+        table.add_column(heading, justify="left" if heading in ("load", "strategy") else "right")
+    for row in _rows(comparison):
+        table.add_row(*row)
+    return table
+
+
+def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -> None:
+    """Write the report to `path` and its pictures beside it.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    pictures = draw_all(comparison)
+    for name, picture in pictures.items():
+        path.with_name(f"{path.stem}-{name}.png").write_bytes(picture)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    source = files("shoal.bench").joinpath("templates/compare.html.j2").read_text()
+    html = environment.from_string(source).render(
+        content=content,
+        headings=["load", "strategy", "ratio", *_headings(comparison)],
+        rows=_rows(comparison),
+        pictures=[
+            (CAPTIONS[name], base64.b64encode(pictures[name]).decode())
+            for name in CAPTIONS
+            if name in pictures
+        ],
+    )
+    path.write_text(html)
+
+
+def _columns(comparison: Comparison) -> list[tuple[str, str, float, int]]:
+    known = {name for _, _, run in comparison.rows() for name in run.figures}
+    return [column for column in COLUMNS if column[0] in known]
+
+
+def _headings(comparison: Comparison) -> list[str]:
+    return [heading for _, heading, _, _ in _columns(comparison)]
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    columns = _columns(comparison)
+    rows: list[list[str]] = []
+    first: Run | None = None
+    previous_load = ""
+    for load, strategy, run in comparison.rows():
+        if load != previous_load:
+            first, previous_load = run, load
+        assert first is not None
+        name = "output_tokens_per_second"
+        ratio = run.figures[name] / first.figures[name]
+        cells = [_cell(run.figures, column) for column in columns]
+        rows.append([load, strategy, f"{ratio:.2f}x", *cells])
+    return rows
+
+
+def _cell(figures: Figures, column: tuple[str, str, float, int]) -> str:
+    name, _, factor, decimals = column
+    return f"{figures[name] * factor:,.{decimals}f}" if name in figures else ""
