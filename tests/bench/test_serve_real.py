@@ -1,0 +1,71 @@
+"""The load generator and the server's own metrics tell the same about the same requests."""
+
+import json
+
+import httpx
+import pytest
+from server_process import running
+
+from shoal.cli import main
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def server(model_path, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("server")
+    with running(directory, str(model_path), "--max-num-seqs", "4") as process:
+        yield process
+
+
+def metrics(server):
+    """The samples without labels, and the ended requests by their reason."""
+    samples = server.metrics()
+    for line in httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines():
+        if line.startswith("shoal:request_success_total{"):
+            reason, value = line.split('"')[1], line.split()[-1]
+            samples[reason] = float(value)
+    return samples
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+@pytest.mark.parametrize("arrivals", ["--concurrency 6", "--request-rate 8"])
+def test_requests_tokens_and_mean_latencies_agree_with_the_metrics(
+    server, tmp_path, endpoint, arrivals
+):
+    path = tmp_path / "result.json"
+    before = metrics(server)
+    flags = f"bench serve --base-url {server.url} --endpoint {endpoint} {arrivals} --json {path}"
+    flags += " --num-requests 16 --input-len 10:60 --output-len 8:24 --warm-up-requests 0"
+    assert main(flags.split()) == 0
+    after = metrics(server)
+
+    def counted(name):
+        return after[name] - before[name]
+
+    def mean_ms(name):
+        return counted(f"shoal:{name}_seconds_sum") / counted(f"shoal:{name}_seconds_count") * 1e3
+
+    figures = json.loads(path.read_text())["figures"]
+    assert figures["requests_completed"] == counted("length") == 16
+    assert figures["input_tokens"] == counted("shoal:prompt_tokens_total")
+    assert figures["output_tokens"] == counted("shoal:generation_tokens_total")
+    # The client's times hold the way to the server and back, a few milliseconds on a busy machine.
+    for name, metric, slack_ms in (
+        ("ttft", "time_to_first_token", 10),
+        ("e2e", "e2e_request_latency", 10),
+        ("tpot", "time_per_output_token", 1),
+    ):
+        expected = pytest.approx(mean_ms(metric), rel=0.02, abs=slack_ms)
+        assert figures[f"{name}_mean_ms"] == expected
+
+
+def test_prompts_of_token_ids_have_exactly_the_lengths_of_the_workload(server, tmp_path):
+    path = tmp_path / "result.json"
+    flags = f"bench serve --base-url {server.url} --concurrency 2 --json {path}"
+    flags += " --num-requests 4 --input-len 33 --output-len 5"
+    assert main(flags.split()) == 0
+    result = json.loads(path.read_text())
+    assert result["run"]["prompts"] == "token ids"
+    assert result["figures"]["input_tokens"] == 4 * 33
+    assert result["figures"]["output_tokens"] == 4 * 5
