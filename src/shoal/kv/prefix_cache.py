@@ -140,8 +140,6 @@ class PrefixCache:
         num_blocks = len(self._node_of_block)
         for block_id in self._node_of_block:
             self.pool.drop(block_id)
-        for node in self._nodes.values():
-            node.is_gone = True
         for known in (self._nodes, self._node_of_block, self._branches, self._awaited):
             known.clear()
         return num_blocks

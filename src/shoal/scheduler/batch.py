@@ -68,6 +68,8 @@ class BatchScheduler(SchedulerBase):
             self._kv_cache.publish(request)
             self._num_useful_slots += len(output.new_token_ids)
             self._collect(request, output)
+            if output.error is not None:  # nobody should wait for blocks that it announced
+                self._kv_cache.free(request)
         return [] if self._unfinished() else self._release(now)
 
     # Forming a batch

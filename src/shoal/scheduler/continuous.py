@@ -39,6 +39,10 @@ from shoal.scheduler.queue import RequestQueue, service_order
 MAX_BYPASSES = 16
 """Later requests that may be admitted past a waiting one that is too large for the free blocks."""
 
+MAX_LOOKAHEAD = 32
+"""Waiting requests that don't fit at which a step stops to look for one that does. Each costs a
+look-up in the prefix cache, and a thousand may wait."""
+
 WATERMARK_BLOCKS = 4
 """Blocks that admission leaves to each running request to grow into, unless it needs fewer.
 
@@ -220,17 +224,20 @@ class ContinuousScheduler(SchedulerBase):
             # With nothing running all blocks are free, and the request fits (`LengthLimits`).
             num_missing_blocks = self._kv_cache.missing_blocks(request, match)
             if self._running and (self._num_free_seats == 0 or num_missing_blocks > num_unclaimed):
-                if outranks:
+                if outranks and self._would_fit(request, match):
                     self._displace(request, match, plan, now)
-                    break
-                if request.num_bypasses >= MAX_BYPASSES:
+                    if request.status is RequestStatus.RUNNING:
+                        _note_bypass(passed_over)
                     break
                 passed_over.append(request)
+                if request.num_bypasses >= MAX_BYPASSES or len(passed_over) == MAX_LOOKAHEAD:
+                    break
                 continue
             num_unclaimed -= self._claim_of(request, match)
             self._admit(request, match, share, plan, now)
-            for large in passed_over:
-                large.num_bypasses += 1
+            _note_bypass(passed_over)
+            if any(large.num_bypasses >= MAX_BYPASSES for large in passed_over):
+                break
 
     @property
     def _num_free_seats(self) -> int:
@@ -251,8 +258,21 @@ class ContinuousScheduler(SchedulerBase):
         """Whether a waiting request may take the place of the last running one."""
         if not self._config.enable_priority_preemption or not self._running:
             return False
-        last = self._running.last
-        return request.priority < last.priority and service_order(request) < service_order(last)
+        return _outranks(request, self._running.last)
+
+    def _would_fit(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether there is room for the request beside those whose place it may not take.
+
+        Otherwise preempting the others would bring it nothing.
+        """
+        staying = list(self._running)
+        while staying and _outranks(request, staying[-1]):
+            staying.pop()
+        held = {block_id for other in staying for block_id in self._kv_cache.block_table(other)}
+        num_shared = sum(block_id in held for block_id in match.block_ids)
+        num_missing = self._kv_cache.blocks_for(request.num_tokens) - num_shared
+        num_unclaimed = self._kv_cache.num_blocks - len(held) - sum(map(self._claim_of, staying))
+        return not staying or num_missing <= num_unclaimed
 
     def _displace(self, request: Request, match: PrefixMatch, plan: _StepPlan, now: float) -> None:
         """Preempt the last running request, and admit the waiting one if that makes room for it.
@@ -304,6 +324,16 @@ class ContinuousScheduler(SchedulerBase):
             )
         if self._requests and num_requests == 0 and not plan.preempted:
             raise SchedulerInvariantError(f"{len(self._requests)} requests and none can advance")
+
+
+def _outranks(request: Request, other: Request) -> bool:
+    """Whether a request may take another's place; one that has aged enough keeps it."""
+    return request.priority < other.priority and service_order(request) < service_order(other)
+
+
+def _note_bypass(passed_over: list[Request]) -> None:
+    for request in passed_over:
+        request.num_bypasses += 1
 
 
 def _num_missing(request: Request) -> int:

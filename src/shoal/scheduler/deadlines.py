@@ -17,6 +17,8 @@ DEFAULT_RETRY_AFTER = 1.0
 MAX_RETRY_AFTER = 120.0
 """Seconds; a client that is told to stay away for longer is better told nothing."""
 
+_MIN_SWEEP_LENGTH = 64
+
 
 @dataclass(slots=True)
 class Deadlines:
@@ -24,9 +26,14 @@ class Deadlines:
 
     _heap: list[tuple[float, int, DeadlineKind, Request]] = field(default_factory=list)
     _ticks: itertools.count[int] = field(default_factory=itertools.count)
+    _sweep_length: int = _MIN_SWEEP_LENGTH
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, request: Request) -> None:
         """Watch the limits of a request that arrives, if it has any."""
+        self._sweep()
         kinds: tuple[DeadlineKind, ...] = ("max_queue_time", "max_total_time")
         for kind in kinds:
             limit: float | None = getattr(request, kind)
@@ -49,12 +56,24 @@ class Deadlines:
         """When the next limit is reached, if there is one."""
         while self._heap:
             deadline, _, kind, request = self._heap[0]
-            has_started = request.first_scheduled_time is not None
-            is_over = request.status is RequestStatus.FINISHED
-            if not is_over and not (kind == "max_queue_time" and has_started):
+            if _matters(kind, request):
                 return deadline
             heapq.heappop(self._heap)
         return None
+
+    def _sweep(self) -> None:
+        """Let go of the requests whose limits don't matter any more, when they are half of all."""
+        if len(self._heap) < self._sweep_length:
+            return
+        self._heap = [entry for entry in self._heap if _matters(entry[2], entry[3])]
+        heapq.heapify(self._heap)
+        self._sweep_length = max(2 * len(self._heap), _MIN_SWEEP_LENGTH)
+
+
+def _matters(kind: DeadlineKind, request: Request) -> bool:
+    has_started = request.first_scheduled_time is not None
+    is_over = request.status is RequestStatus.FINISHED
+    return not is_over and not (kind == "max_queue_time" and has_started)
 
 
 @dataclass(slots=True)

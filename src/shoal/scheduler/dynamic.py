@@ -18,16 +18,20 @@ class DynamicScheduler(BatchScheduler):
     """
 
     def _num_to_start(self, now: float) -> int:
-        count = min(self._num_that_fit(), self._num_in_budget())
-        if self._is_full(count) or self._has_waited_enough(now):
+        num_in_budget, has_reached_budget = self._num_in_budget()
+        count = min(self._num_that_fit(), num_in_budget)
+        if has_reached_budget or self._is_full(count) or self._has_waited_enough(now):
             return count
         return max((n for n in self._config.preferred_batch_sizes if n <= count), default=0)
 
-    def _num_in_budget(self) -> int:
-        """Waiting requests, in their order, within the token budget; at least one."""
+    def _num_in_budget(self) -> tuple[int, bool]:
+        """Waiting requests, in their order, within the token budget; and whether they use it up.
+
+        It is at least one, however long its prompt is.
+        """
         num_tokens = 0
         for count, request in enumerate(self._waiting):
             num_tokens += request.num_prompt_tokens
             if num_tokens > self._config.token_budget:
-                return max(count, 1)
-        return len(self._waiting)
+                return max(count, 1), True
+        return len(self._waiting), num_tokens == self._config.token_budget
