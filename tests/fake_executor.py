@@ -7,6 +7,7 @@ block table, so a wrong block table, a lost block or an incomplete recomputation
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable
 
 from shoal.config import BLOCK_SIZE
@@ -14,12 +15,13 @@ from shoal.request import Request, TokenLogprob
 from shoal.scheduler.interface import SampledToken, ScheduledRequest, ScheduledStep, StepResult
 
 VOCAB_SIZE = 1000
+_NOTHING = -1
 
 
 def next_token(request: Request, sequence: list[int]) -> int:
     """What follows a sequence; depends on the seed, the sample and all of the sequence."""
-    key = repr((request.seed, request.sample_index, sequence)).encode()
-    return zlib.crc32(key) % VOCAB_SIZE
+    start = zlib.crc32(f"{request.seed} {request.sample_index}".encode())
+    return zlib.crc32(array("i", sequence).tobytes(), start) % VOCAB_SIZE
 
 
 class FakeExecutor:
@@ -35,7 +37,7 @@ class FakeExecutor:
     ) -> None:
         self.num_blocks = num_blocks
         self._choose = choose
-        self._slots: list[int | None] = [None] * (num_blocks * BLOCK_SIZE)
+        self._blocks = [[_NOTHING] * BLOCK_SIZE for _ in range(num_blocks)]
         self.steps: list[ScheduledStep] = []
         self.closed = False
 
@@ -51,19 +53,22 @@ class FakeExecutor:
     def close(self) -> None:
         self.closed = True
 
-    def _slot(self, scheduled: ScheduledRequest, position: int) -> int:
-        block_id = scheduled.block_table[position // BLOCK_SIZE]
-        return block_id * BLOCK_SIZE + position % BLOCK_SIZE
-
     def _write(self, scheduled: ScheduledRequest) -> None:
-        for offset, token_id in enumerate(scheduled.token_ids):
-            self._slots[self._slot(scheduled, scheduled.num_computed_tokens + offset)] = token_id
+        for position, token_id in enumerate(scheduled.token_ids, scheduled.num_computed_tokens):
+            block_id = scheduled.block_table[position // BLOCK_SIZE]
+            self._blocks[block_id][position % BLOCK_SIZE] = token_id
+
+    def _read(self, block_table: list[int], end: int) -> list[int]:
+        sequence: list[int] = []
+        for block_id in block_table[: -(-end // BLOCK_SIZE)]:
+            sequence += self._blocks[block_id]
+        return sequence[:end]
 
     def _answer(self, scheduled: ScheduledRequest, result: StepResult) -> None:
         request = scheduled.request
         params = request.sampling_params
         end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        sequence = [self._slots[self._slot(scheduled, position)] for position in range(end)]
+        sequence = self._read(scheduled.block_table, end)
         assert sequence == request.token_ids(0, end), "the KV cache holds another sequence"
         if params.prompt_logprobs is not None:
             first = scheduled.num_computed_tokens + 1
@@ -73,6 +78,6 @@ class FakeExecutor:
                 for position in range(first, last + 1)
             ]
         if scheduled.sample:
-            token_id = self._choose(request, request.token_ids(0, end))
+            token_id = self._choose(request, sequence)
             logprob = TokenLogprob(token_id, -1.0) if params.logprobs is not None else None
             result.sampled[request.request_id] = SampledToken(token_id, logprob)

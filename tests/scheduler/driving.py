@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,16 @@ from shoal.config import EngineConfig
 from shoal.kv.manager import KVCacheManager
 from shoal.request import FinishReason, Request, RequestStatus, SamplingParams
 from shoal.scheduler.continuous import ContinuousScheduler
-from shoal.scheduler.interface import RequestOutput, ScheduledStep
+from shoal.scheduler.dynamic import DynamicScheduler
+from shoal.scheduler.interface import RequestOutput, ScheduledStep, StepResult
+from shoal.scheduler.static import StaticScheduler
 
 MAX_STEPS = 20_000
+SCHEDULERS = {
+    "static": StaticScheduler,
+    "dynamic": DynamicScheduler,
+    "continuous": ContinuousScheduler,
+}
 
 
 def make_request(
@@ -22,22 +30,26 @@ def make_request(
     num_prompt_tokens: int,
     max_tokens: int = 1000,
     *,
-    arrival_time: float = 0.0,
-    priority: int = 0,
-    eos_token_ids: tuple[int, ...] = (),
-    **params: Any,
+    prompt: list[int] | None = None,
+    **fields: Any,
 ) -> Request:
+    """A request with these fields, or SamplingParams.
+
+    The prompts of all requests whose names are of one length begin alike.
+    """
+    params = {
+        name: fields.pop(name) for name in fields.keys() & set(SamplingParams.__struct_fields__)
+    }
+    if prompt is None:
+        first = 7 * len(request_id)
+        prompt = [(first + position) % 1000 for position in range(num_prompt_tokens)]
     return Request(
         request_id=request_id,
-        prompt_token_ids=[
-            (7 * len(request_id) + position) % 1000 for position in range(num_prompt_tokens)
-        ],
+        prompt_token_ids=prompt,
         sampling_params=SamplingParams(max_tokens=max_tokens, **params),
         max_tokens=max_tokens,
         seed=sum(map(ord, request_id)),
-        eos_token_ids=eos_token_ids,
-        priority=priority,
-        arrival_time=arrival_time,
+        **fields,
     )
 
 
@@ -51,39 +63,50 @@ class Driver:
     now: float = 0.0
 
     def __post_init__(self) -> None:
+        self.config = EngineConfig(**self.settings)
         self.kv_cache = KVCacheManager(self.num_blocks)
-        self.scheduler = ContinuousScheduler(
-            EngineConfig(**self.settings), self.kv_cache, self.max_model_len
+        self.scheduler = SCHEDULERS[self.config.scheduler](
+            self.config, self.kv_cache, self.max_model_len
         )
         self.executor = FakeExecutor(self.num_blocks)
         self.requests: dict[str, Request] = {}
+        self.outputs: list[RequestOutput] = []
         self.finished: dict[str, RequestOutput] = {}
+        self.finish_times: dict[str, float] = {}
 
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.scheduler.add(request)
             self.requests[request.request_id] = request
 
+    def arrive(self, *args: Any, **kwargs: Any) -> Request:
+        """Add a request that arrives now; the arguments are those of `make_request`."""
+        request = make_request(*args, arrival_time=self.now, **kwargs)
+        self.add(request)
+        return request
+
     def abort(self, request_id: str) -> None:
         output = self.scheduler.abort(request_id, self.now)
         if output is not None:
             self._note(output)
 
-    def step(self, fail: int | None = None) -> ScheduledStep:
-        """One step; the fake executor checks that the KV cache holds the right tokens.
+    def step(self, seconds: float = 1.0) -> ScheduledStep:
+        """One step, which takes so long; the fake executor checks that the KV cache is right."""
+        step = self.schedule()
+        if step.requests:
+            self.update(step, self.executor.execute(step))
+        self.now += seconds
+        return step
 
-        With `fail` one of the step's requests, counted round, ends with an error.
-        """
+    def schedule(self) -> ScheduledStep:
         step = self.scheduler.schedule(self.now)
-        result = self.executor.execute(step)
-        if fail is not None:
-            failed = step.requests[fail % len(step.requests)].request.request_id
-            result.sampled.pop(failed, None)
-            result.errors[failed] = "it failed"
+        for output in step.ended:
+            self._note(output)
+        return step
+
+    def update(self, step: ScheduledStep, result: StepResult) -> None:
         for output in self.scheduler.update(step, result, self.now):
             self._note(output)
-        self.now += 1.0
-        return step
 
     def step_until(self, is_over: Callable[[ScheduledStep], bool]) -> ScheduledStep:
         """Step until `is_over(step)`; returns that step."""
@@ -93,16 +116,37 @@ class Driver:
         raise AssertionError(f"not over after {MAX_STEPS} steps")
 
     def run(self) -> None:
-        """Step until everything has finished; every step must compute something."""
+        """Step until everything has finished; every step must compute something.
+
+        Where a batch waits to fill, the time it waits for passes.
+        """
         for _ in range(MAX_STEPS):
             if not self.scheduler.has_work():
                 break
-            assert self.step().requests, "a step without progress"
+            step = self.step(seconds=0.0)
+            if step.requests:
+                self.now += 1.0
+                continue
+            assert step.wake_time is not None, "a step without progress"
+            assert self.now < step.wake_time < math.inf, "a step without progress"
+            self.now = step.wake_time
         assert not self.scheduler.has_work(), f"not finished after {MAX_STEPS} steps"
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Nobody holds a block, and none is lost."""
+        self.kv_cache.check()
         assert self.kv_cache.num_used_blocks == 0, "blocks are held at idle"
+        assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks
 
     def tokens_of(self, request_id: str) -> list[int]:
-        return self.requests[request_id].output_token_ids
+        """The tokens that were handed out for a request."""
+        return [
+            token_id
+            for output in self.outputs
+            if output.request_id == request_id
+            for token_id in output.new_token_ids
+        ]
 
     def running(self) -> set[str]:
         return {
@@ -112,9 +156,11 @@ class Driver:
         }
 
     def _note(self, output: RequestOutput) -> None:
+        assert output.request_id not in self.finished, "an output after the last"
+        self.outputs.append(output)
         if output.finish_reason is not None:
-            assert output.request_id not in self.finished, "finished twice"
             self.finished[output.request_id] = output
+            self.finish_times[output.request_id] = self.now
 
     def reason_of(self, request_id: str) -> FinishReason | None:
         return self.finished[request_id].finish_reason

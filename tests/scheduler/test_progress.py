@@ -13,13 +13,12 @@ EOS = 2
 
 def answer_with(driver: Driver, token_ids: list[int]) -> list[RequestOutput]:
     """Step once for each token, which all scheduled requests get; returns all outputs."""
-    outputs = []
     for token_id in token_ids:
-        step = driver.scheduler.schedule(driver.now)
+        step = driver.schedule()
         sampled = {s.request.request_id: SampledToken(token_id) for s in step.requests}
-        outputs += driver.scheduler.update(step, StepResult(sampled=sampled), driver.now)
+        driver.update(step, StepResult(sampled=sampled))
         driver.now += 1.0
-    return outputs
+    return driver.outputs
 
 
 def end_of(request: Request, token_ids: list[int]) -> tuple[int, FinishReason | None]:
