@@ -1,7 +1,8 @@
 """`shoal bench throughput`: the engine in this process, all requests handed over at once.
 
 Nothing but the engine is measured: no HTTP, no process boundary. All requests are sent at the
-start, so that the times to first token include waiting for a free slot.
+start, so that the times to first token include waiting for a free slot. Of a trace the lengths
+count, not the arrivals.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def run(config: Annotated[ThroughputConfig, Parameter(name="*")] = _DEFAULTS) ->
     figures["preemptions"] = sum(
         output.metrics.num_preemptions for output in outputs if output.metrics is not None
     )
+    figures["requests_cut"] = sum(request.cut for request in requests)
     print_table(f"{info.model}, {info.num_threads} threads, {info.isa}", figures)
     if config.json is not None:
         write_json(config.json, _result(config, info, figures))
@@ -108,6 +110,7 @@ def _timelines(outputs: Sequence[GenerationOutput]) -> list[RequestTimeline]:
                     last_token=metrics.e2e_time,
                     num_input_tokens=len(output.prompt_token_ids),
                     num_output_tokens=len(output.token_ids),
+                    num_cached_tokens=output.num_cached_tokens,
                 )
             )
     return timelines
