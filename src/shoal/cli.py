@@ -50,6 +50,7 @@ app = App(
 bench = App(name="bench", help="Measure the engine or a server.")
 bench.command("shoal.bench.throughput:run", name="throughput", help="Measure the engine alone.")
 bench.command("shoal.bench.serve:run", name="serve", help="Put load on a server and measure it.")
+bench.command("shoal.bench.compare:run", name="compare", help="Compare the strategies.")
 app.command(bench)
 
 

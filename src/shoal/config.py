@@ -113,6 +113,9 @@ class EngineConfig:
     seed: int | None = None
     """Makes the seeds drawn for requests without one repeatable."""
 
+    trace_file: str | None = None
+    """File for a trace of steps and requests, to be opened with Perfetto or chrome://tracing."""
+
     @property
     def token_budget(self) -> int:
         """max_num_batched_tokens, or the strategy's default."""

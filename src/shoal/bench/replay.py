@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from shoal.bench.measure import RequestTimeline
 from shoal.config import EngineConfig
-from shoal.engine.core import EngineCore
+from shoal.engine.core import EngineCore, StepReport
 from shoal.engine.inputs import InputProcessor
 from shoal.engine.loading import load_engine, load_text_interface, model_limits
 from shoal.model.loader import open_model
@@ -24,7 +24,6 @@ from shoal.scheduler.interface import (
     QueueFullError,
     RequestOutput,
     ScheduledRequest,
-    ScheduledStep,
     SchedulerStats,
 )
 
@@ -77,6 +76,34 @@ class _Progress:
 
 
 @dataclass(slots=True)
+class _StepLog:
+    """Observes the engine's steps."""
+
+    start: float = 0.0
+    steps: list[StepRecord] = field(default_factory=list)
+    num_useful_slots: int = 0  # of all steps so far
+
+    def on_step(self, report: StepReport) -> None:
+        step, stats = report.step, report.stats
+        self.steps.append(
+            StepRecord(
+                start=report.execute_start - self.start,
+                end=report.update_start - self.start,
+                rows={row.request.request_id: _kind_of(row) for row in step.requests},
+                num_tokens=step.num_scheduled_tokens,
+                num_slots=step.num_slots,
+                num_useful_slots=stats.num_useful_slots - self.num_useful_slots,
+                num_blocks_used=stats.num_blocks_used,
+                num_waiting=stats.num_requests_waiting,
+            )
+        )
+        self.num_useful_slots = stats.num_useful_slots
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
 class ReplayEngine:
     """An engine to replay on; for one replay, so that figures and caches start from nothing.
 
@@ -89,14 +116,13 @@ class ReplayEngine:
     _core: EngineCore = field(init=False)
     _inputs: InputProcessor = field(init=False)
     _start: float = field(init=False, default=0.0)
-    _steps: list[StepRecord] = field(init=False, default_factory=list)
+    _log: _StepLog = field(init=False, default_factory=_StepLog)
     _progress: dict[str, _Progress] = field(init=False, default_factory=dict)
     _num_failed: int = field(init=False, default=0)
-    _num_useful_slots: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         model = open_model(resolve(self.config.model))
-        self._core, info = load_engine(self.config, model, observe=self._observe)
+        self._core, info = load_engine(self.config, model, [self._log])
         limits = model_limits(info, load_text_interface(model))
         self._inputs = InputProcessor(limits, self.config)
 
@@ -114,7 +140,7 @@ class ReplayEngine:
 
         The answers are greedy and always as long as asked. A refused request counts as failed.
         """
-        self._start = self.clock()
+        self._start = self._log.start = self.clock()
         pending = deque(
             self._make_request(str(index), *question)
             for index, question in sorted(
@@ -168,29 +194,13 @@ class ReplayEngine:
                 if output.times is not None and output.times.first_scheduled is not None:
                     progress.queue_time = output.times.first_scheduled - output.times.arrival
 
-    def _observe(self, step: ScheduledStep, start: float, end: float) -> None:
-        stats = self._core.stats()
-        self._steps.append(
-            StepRecord(
-                start=start - self._start,
-                end=end - self._start,
-                rows={row.request.request_id: _kind_of(row) for row in step.requests},
-                num_tokens=step.num_scheduled_tokens,
-                num_slots=step.num_slots,
-                num_useful_slots=stats.num_useful_slots - self._num_useful_slots,
-                num_blocks_used=stats.num_blocks_used,
-                num_waiting=stats.num_requests_waiting,
-            )
-        )
-        self._num_useful_slots = stats.num_useful_slots
-
     def _result(self) -> Replay:
         ended = [progress for progress in self._progress.values() if progress.ended]
         return Replay(
             timelines=[self._timeline(progress) for progress in ended],
             queue_times=[progress.queue_time for progress in ended],
             num_failed=self._num_failed + len(self._progress) - len(ended),
-            steps=self._steps,
+            steps=self._log.steps,
             stats=self._core.stats(),
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.engine.errors import EngineDeadError, describe
 from shoal.executor.interface import Executor
@@ -20,9 +22,33 @@ from shoal.scheduler.interface import (
 MAX_CONSECUTIVE_FAILURES = 3
 """Steps that may fail in a row; after that the fault is the engine's, not a request's."""
 
-StepObserver = Callable[[ScheduledStep, float, float], None]
-
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step that was computed, when each part of it began, and what it brought.
+
+    Times are seconds on the engine's clock. `stats` is the state after the step.
+    """
+
+    step: ScheduledStep
+    schedule_start: float
+    execute_start: float
+    update_start: float
+    update_end: float
+    outputs: Sequence[RequestOutput]
+    stats: SchedulerStats
+
+
+class StepObserver(Protocol):
+    """Something that wants to know of every step; it must not raise."""
+
+    def on_step(self, report: StepReport) -> None:
+        """A step has been computed and taken in."""
+
+    def close(self) -> None:
+        """The engine is closed."""
 
 
 class EngineCore:
@@ -32,8 +58,7 @@ class EngineCore:
         scheduler: decides what a step computes.
         executor: computes it; closed with the engine.
         clock: seconds, monotonic; the one that `Request.arrival_time` was read from.
-        observe: called after each step with the step and the times at which it was handed to the
-            executor and came back.
+        observers: told of each step; closed with the engine.
     """
 
     def __init__(
@@ -41,12 +66,12 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
-        observe: StepObserver | None = None,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
-        self._observe = observe
+        self._observers = observers
         self._wake_time: float | None = None
         self._num_consecutive_failures = 0
 
@@ -81,12 +106,13 @@ class EngineCore:
             EngineDeadError: it can't go on, because the scheduler failed or because
                 `MAX_CONSECUTIVE_FAILURES` steps failed in a row.
         """
+        start = self._clock()
         try:
-            step = self._scheduler.schedule(self._clock())
+            step = self._scheduler.schedule(start)
         except Exception as error:
             raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
         self._wake_time = None if step.requests else step.wake_time
-        return step.ended + (self._compute(step) if step.requests else [])
+        return step.ended + (self._compute(step, start) if step.requests else [])
 
     def end_input(self) -> None:
         """No request comes until those that wait are done: a batch need not wait to fill."""
@@ -112,17 +138,29 @@ class EngineCore:
     def close(self) -> None:
         """Stop the executor and release its memory."""
         self._executor.close()
+        for observer in self._observers:
+            observer.close()
 
-    def _compute(self, step: ScheduledStep) -> list[RequestOutput]:
-        start = self._clock()
+    def _compute(self, step: ScheduledStep, schedule_start: float) -> list[RequestOutput]:
+        execute_start = self._clock()
         try:
             result = self._executor.execute(step)
-            end = self._clock()
-            outputs = self._scheduler.update(step, result, end)
+            update_start = self._clock()
+            outputs = self._scheduler.update(step, result, update_start)
         except Exception as error:
             return self._fail(step, error)
-        if self._observe is not None:
-            self._observe(step, start, end)
+        if self._observers:
+            report = StepReport(
+                step,
+                schedule_start,
+                execute_start,
+                update_start,
+                self._clock(),
+                [*step.ended, *outputs],
+                self.stats(),
+            )
+            for observer in self._observers:
+                observer.on_step(report)
         self._num_consecutive_failures = 0
         self._check_idle()
         return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from shoal.config import BLOCK_SIZE, ConfigError, EngineConfig
 from shoal.engine.core import EngineCore, StepObserver
 from shoal.engine.inputs import ModelLimits
 from shoal.engine.messages import EngineInfo
+from shoal.engine.trace import StepTrace
 from shoal.model.chat import ChatTemplate, ChatTemplateError
 from shoal.model.errors import ModelFileError
 from shoal.model.loader import ModelFile
@@ -41,14 +43,15 @@ def load_text_interface(model: ModelFile) -> TextInterface:
 
 
 def load_engine(
-    config: EngineConfig, model: ModelFile, *, observe: StepObserver | None = None
+    config: EngineConfig, model: ModelFile, observers: Sequence[StepObserver] = ()
 ) -> tuple[EngineCore, EngineInfo]:
-    """An engine that is ready to serve the model; `observe` is told of each step.
+    """An engine that is ready to serve the model; `observers` are told of each step.
 
     Raises:
         ConfigError: a setting contradicts the model or is more than this machine has, or the native
             runtime can't run the model.
     """
+    trace = _open_trace(config)
     # The native library is loaded only where an engine runs.
     from shoal.executor.native import NativeExecutor  # noqa: PLC0415
 
@@ -77,7 +80,16 @@ def load_engine(
         num_threads=executor.num_threads,
         isa=executor.isa,
     )
-    return EngineCore(scheduler, executor, observe=observe), info
+    return EngineCore(scheduler, executor, observers=[*observers, *trace]), info
+
+
+def _open_trace(config: EngineConfig) -> list[StepTrace]:
+    if config.trace_file is None:
+        return []
+    try:
+        return [StepTrace(Path(config.trace_file))]
+    except OSError as error:
+        raise ConfigError(f"trace_file can't be written: {error}") from error
 
 
 def model_limits(info: EngineInfo, text: TextInterface) -> ModelLimits:
