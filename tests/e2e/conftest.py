@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gguf_files import TinyModel, write_tiny_model
-from server_process import ServerProcess, running, until
+from server_process import POISON, ServerProcess, faults, running, until
 
 API_KEY = "secret"
 
@@ -56,4 +56,56 @@ def small_pool_server(
     """A KV pool that is smaller than the context."""
     directory = tmp_path_factory.mktemp("small_pool")
     with running(directory, str(tiny_model), "--kv-cache-memory-mib", "1") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Many seats, and otherwise what there is by default."""
+    directory = tmp_path_factory.mktemp("many_seats")
+    with running(directory, str(tiny_model), "--max-num-seqs", "64") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_step_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Steps of 16 tokens, 8 seats and 100 places in the queue."""
+    steps = ("--max-num-batched-tokens", "16", "--max-num-seqs", "8")
+    limits = (*steps, "--max-waiting-requests", "100")
+    with running(tmp_path_factory.mktemp("small_steps"), str(tiny_model), *limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def one_seat_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """One seat that a request of higher priority may take; fails on `POISON`."""
+    arguments = ("--max-num-seqs", "1", "--enable-priority-preemption")
+    directory = tmp_path_factory.mktemp("one_seat")
+    with running(directory, str(tiny_model), *arguments, env=faults(poison=POISON)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def static_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Static batches of up to 4."""
+    arguments = ("--scheduler", "static", "--max-num-seqs", "4")
+    with running(tmp_path_factory.mktemp("static"), str(tiny_model), *arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamic_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Dynamic batches of up to 4; a request waits for a second at most."""
+    arguments = ("--scheduler", "dynamic", "--max-num-seqs", "4", "--max-queue-time", "1")
+    with running(tmp_path_factory.mktemp("dynamic"), str(tiny_model), *arguments) as server:
         yield server

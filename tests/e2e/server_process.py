@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import exposition
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 120
+POISON = 7  # a prompt with this token fails, where the tests say so
+FAULTS = Path(__file__).parent / "faults"
 
 
 class ServerProcess:
@@ -62,20 +64,24 @@ class ServerProcess:
         return httpx.Client(base_url=self.url, timeout=120, **settings)
 
     def metrics(self) -> dict[str, float]:
-        """The samples without labels, by name."""
+        """The samples without labels, by name, without their prefix."""
         text = httpx.get(f"{self.url}/metrics", timeout=60).text
         return {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            sample.name.removeprefix("shoal:"): sample.value
+            for sample in exposition.samples(text)
             if not sample.labels
         }
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The one sample with these labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        return exposition.value(text, f"shoal:{name}", **labels)
 
     def is_idle(self) -> bool:
         """Whether nothing runs or waits, and no KV block is held."""
         metrics = self.metrics()
         return not any(
-            metrics[f"shoal:{name}"]
+            metrics[name]
             for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio")
         )
 
@@ -98,15 +104,23 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
+def running(
+    directory: Path, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[ServerProcess]:
     """A server that is ready, on a free port unless the arguments say otherwise."""
     if "--port" not in arguments:
         arguments = (*arguments, "--port", "0")
-    server = ServerProcess(directory, *arguments)
+    server = ServerProcess(directory, *arguments, env=env)
     try:
         yield server.wait_until_ready()
     finally:
         server.stop()
+
+
+def faults(**which: object) -> dict[str, str]:
+    """The environment for faults of the engine: `hold=PATH`, `poison=TOKEN_ID`; see `faults/`."""
+    settings = {f"SHOAL_TEST_{name.upper()}": str(value) for name, value in which.items()}
+    return {"PYTHONPATH": str(FAULTS)} | settings
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from streams import at_once
 
 pytestmark = pytest.mark.e2e
 
@@ -116,6 +118,19 @@ def test_the_seed_decides_the_answer(client: httpx.Client) -> None:
     first, again, other = text(1), text(1), text(2)
     assert first == again
     assert first != other
+
+
+def test_an_answer_does_not_depend_on_its_batch(client: httpx.Client) -> None:
+    asked = {**FOX, "logprobs": 2, "max_tokens": 24}
+    alone = complete(client, **asked)
+    for num_others in (1, 3, 7, 31):  # more than there are seats, too
+        others = [
+            partial(
+                complete, client, prompt=f"{number} is", seed=number, max_tokens=number % 20 + 5
+            )
+            for number in range(num_others)
+        ]
+        assert at_once([partial(complete, client, **asked), *others])[0] == alone
 
 
 BAD_TOKENS = [

@@ -4,43 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from server_process import ServerProcess, free_port, running, until
+from server_process import POISON, ServerProcess, faults, free_port, running, until
+from streams import Stream, at_once
 
 pytestmark = pytest.mark.e2e
 
-LONG = {"prompt": [5], "ignore_eos": True, "stream": True, "max_tokens": 20_000}
-
-
-class Stream(threading.Thread):
-    """Reads a stream to its end in a thread."""
-
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        super().__init__()
-        self._url = url
-        self._body = body
-        self.lines: list[str] = []
-        self.start()
-        until(lambda: len(self.lines) > 3 or not self.is_alive())
-
-    def run(self) -> None:
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=120) as r:
-            self.lines += (line for line in r.iter_lines() if line)
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether the stream came to its normal end."""
-        return self.lines[-1] == "data: [DONE]"
-
-    @property
-    def has_error(self) -> bool:
-        """Whether the stream's last event is an error."""
-        return '"error"' in self.lines[-1]
+LONG = {"prompt": [5], "ignore_eos": True, "max_tokens": 20_000}
 
 
 def test_a_second_server_on_the_port_exits_at_once(tiny_model: Path, tmp_path: Path) -> None:
@@ -55,29 +29,35 @@ def test_a_second_server_on_the_port_exits_at_once(tiny_model: Path, tmp_path: P
         assert httpx.get(f"{first.url}/ready").status_code == 200
 
 
-def test_the_port_is_taken_and_health_answers_while_the_model_loads(
+def test_the_port_is_taken_and_probes_answer_while_the_model_loads(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    port = free_port()
-    server = ServerProcess(tmp_path, str(tiny_model), "--port", str(port))
-    statuses: set[tuple[int, int]] = set()
+    port, may_load = free_port(), tmp_path / "may_load"
+    server = ServerProcess(
+        tmp_path / "server", str(tiny_model), "--port", str(port), env=faults(hold=may_load)
+    )
 
-    def is_ready() -> bool:
+    def status(path: str) -> int | None:
         try:
-            health, ready = [
-                httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=60).status_code
-                for path in ("health", "ready")
-            ]
+            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60).status_code
         except httpx.ConnectError:  # the interpreter is still starting
-            return False
-        statuses.add((health, ready))
-        return ready == 200
+            return None
 
     try:
-        until(is_ready, 120)
+        until(lambda: status("/health") is not None, 120)
+        assert [status(path) for path in ("/health", "/ready", "/v1/models")] == [200, 503, 200]
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        refused = httpx.post(url, json={"prompt": [5]}, timeout=60)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "model_loading"
+        assert "retry-after" in refused.headers
+
+        may_load.touch()
+        until(lambda: status("/ready") == 200, 120)
+        assert httpx.post(url, json={"prompt": [5]}, timeout=60).status_code == 200
     finally:
+        may_load.touch()
         assert server.stop() == 0
-    assert statuses <= {(200, 503), (200, 200)}
 
 
 def test_the_banner_says_what_is_served(tiny_model: Path, tmp_path: Path) -> None:
@@ -142,6 +122,19 @@ def test_when_the_engine_dies_every_stream_gets_an_error_and_ready_is_503(
         after = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5]})
         assert after.status_code == 503
         assert after.json()["error"]["code"] == "engine_dead"
+
+
+def test_steps_that_fail_in_a_row_end_the_engine_and_nobody_hangs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    arguments = (str(tiny_model), "--max-num-seqs", "1")
+    with running(tmp_path, *arguments, env=faults(poison=POISON)) as server, server.client() as api:
+        post = partial(api.post, "/v1/completions", json={"prompt": [5, POISON]})
+        answers = at_once([post] * 6)
+        assert sorted(answer.status_code for answer in answers) == [500, 500, 503, 503, 503, 503]
+        assert {a.json()["error"]["code"] for a in answers} == {"request_failed", "engine_dead"}
+        assert [api.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+        assert post().json()["error"]["code"] == "engine_dead"
 
 
 def test_the_engine_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
