@@ -1,9 +1,11 @@
 """The load generator and the server's own metrics tell the same about the same requests."""
 
 import json
+from collections import Counter
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from server_process import running
 
 from shoal.cli import main
@@ -19,13 +21,15 @@ def server(model_path, tmp_path_factory):
 
 
 def metrics(server):
-    """The samples without labels, and the ended requests by their reason."""
-    samples = server.metrics()
-    for line in httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines():
-        if line.startswith("shoal:request_success_total{"):
-            reason, value = line.split('"')[1], line.split()[-1]
-            samples[reason] = float(value)
-    return samples
+    """The sum of the samples of each name, and the ended requests by their reason."""
+    sums = Counter()
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+            if sample.name == "shoal:request_success_total":
+                sums[sample.labels["finished_reason"]] += sample.value
+    return sums
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -50,11 +54,12 @@ def test_requests_tokens_and_mean_latencies_agree_with_the_metrics(
     assert figures["requests_completed"] == counted("length") == 16
     assert figures["input_tokens"] == counted("shoal:prompt_tokens_total")
     assert figures["output_tokens"] == counted("shoal:generation_tokens_total")
-    # The client's times hold the way to the server and back, a few milliseconds on a busy machine.
+    # The client's times hold the way to the server and back. It is a millisecond on a machine with
+    # nothing else to do; the slack is for one on which each process waits for a CPU.
     for name, metric, slack_ms in (
-        ("ttft", "time_to_first_token", 10),
-        ("e2e", "e2e_request_latency", 10),
-        ("tpot", "time_per_output_token", 1),
+        ("ttft", "time_to_first_token", 60),
+        ("e2e", "e2e_request_latency", 60),
+        ("tpot", "time_per_output_token", 3),
     ):
         expected = pytest.approx(mean_ms(metric), rel=0.02, abs=slack_ms)
         assert figures[f"{name}_mean_ms"] == expected
@@ -67,5 +72,7 @@ def test_prompts_of_token_ids_have_exactly_the_lengths_of_the_workload(server, t
     assert main(flags.split()) == 0
     result = json.loads(path.read_text())
     assert result["run"]["prompts"] == "token ids"
+    assert result["run"]["prefix_cache"] == "cold: fresh prompts, cache reset after the warm-up"
+    assert result["figures"]["prefix_cache_hit_rate"] == 0.0
     assert result["figures"]["input_tokens"] == 4 * 33
     assert result["figures"]["output_tokens"] == 4 * 5

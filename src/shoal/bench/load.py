@@ -20,7 +20,7 @@ from shoal.bench.workload import WorkloadRequest
 
 REFUSED = "refused"  # status 429: the server said no at once, as it should when its queue is full
 
-OnEnd = Callable[[], None]
+OnEnd = Callable[[int, int], None]  # is told how many requests have ended, and how many there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def run_load(
     requests: Sequence[WorkloadRequest],
     arrivals: Arrivals,
     *,
-    on_end: OnEnd = lambda: None,
+    on_end: OnEnd | None = None,
     clock: Clock = time.monotonic,
 ) -> LoadRun:
     """Send all requests and wait for their answers; failures are records, not exceptions.
@@ -113,11 +113,11 @@ async def run_load(
         target: the server.
         requests: what is asked, in the order of sending.
         arrivals: when each is sent.
-        on_end: called when a request has ended.
+        on_end: called when a request has ended, with the number of those that have, and of all.
         clock: seconds on the monotonic clock of the target's client.
     """
-    sender = _Sender(target, clock, on_end)
     bodies = [target.body(request) for request in requests]
+    sender = _Sender(target, clock, len(bodies), on_end)
     cpu, wall = time.process_time(), time.monotonic()
     start = clock()
     if isinstance(arrivals, ClosedLoop):
@@ -158,8 +158,11 @@ async def _run_user(
 class _Sender:
     """Sends single requests and collects their records."""
 
-    def __init__(self, target: Target, clock: Clock, on_end: OnEnd) -> None:
+    def __init__(
+        self, target: Target, clock: Clock, num_requests: int, on_end: OnEnd | None
+    ) -> None:
         self._target = target
+        self._num_requests = num_requests
         self._on_end = on_end
         self.clock = clock
         self.records: list[RequestRecord] = []
@@ -201,7 +204,8 @@ class _Sender:
             counted=stream.usage is not None,
         )
         self.records.append(record)
-        self._on_end()
+        if self._on_end is not None:
+            self._on_end(len(self.records), self._num_requests)
         return record
 
 

@@ -98,7 +98,7 @@ async def _run(config: ServeConfig) -> int:
 
 
 async def _measure(config: ServeConfig, target: Target) -> int:
-    with _progress(config.workload.num_requests, "requests") as on_end:
+    with _progress("requests") as on_end:
         served = await run_once(target, config.plan, on_end)
     facts = _facts(target) | {
         "arrivals": served.arrivals.description,
@@ -126,7 +126,7 @@ async def _find_capacity(config: ServeConfig, target: Target) -> int:
             workload=replace(config.workload, num_requests=count),
             arrivals=replace(config.arrivals, request_rate=rate),
         )
-        with _progress(count, f"{rate:.3g} requests/s") as on_end:
+        with _progress(f"{rate:.3g} requests/s") as on_end:
             served = await run_once(target, plan, on_end)
         _print_failures(served)
         failed += served.num_failed
@@ -231,12 +231,12 @@ def _context(config: ServeConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(total: int, title: str) -> Iterator[OnEnd]:
+def _progress(title: str) -> Iterator[OnEnd | None]:
     """A progress bar on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield None
         return
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda: progress.advance(task)
+        task = progress.add_task(title, total=None)
+        yield lambda ended, total: progress.update(task, completed=ended, total=total)

@@ -91,8 +91,8 @@ class ServedRun:
         return figures
 
 
-async def run_once(target: Target, plan: Plan, on_end: OnEnd = lambda: None) -> ServedRun:
-    """Warm the server up, and measure it.
+async def run_once(target: Target, plan: Plan, on_end: OnEnd | None = None) -> ServedRun:
+    """Warm the server up, and measure it; `on_end` is called as `run_load` says.
 
     Raises:
         BenchError: no warm-up request was answered, or the server can't be reached any more.
