@@ -9,7 +9,7 @@ ARGS   ?=
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test lint types unit format oracle bench peers roofline clean
+.PHONY: help serve run test lint types unit format oracle bench compare strategies peers roofline clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -43,6 +43,17 @@ bench: $(VENV)/.installed ## Throughput on 96 mixed requests, 32 at a time
 	@$(BIN)/shoal bench throughput --model $(MODEL) --num-requests 96 --input-len 50:800 \
 	    --output-len 20:200 --max-num-seqs 32 $(ARGS)
 
+compare: $(VENV)/.bench ## Compare the strategies; with TRACE=FILE.csv also on a stretch of a trace
+	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 20 --input-len 50:800 \
+	    --output-len 20:200 --output comparison-mixed.html $(ARGS)
+ifdef TRACE
+	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 16 --trace $(TRACE) \
+	    --trace-max-input 800 --trace-max-output 200 --output comparison-trace.html $(ARGS)
+endif
+
+strategies: $(VENV)/.installed ## What each strategy is worth (half an hour)
+	@$(BIN)/python benchmarks/strategies.py $(ARGS)
+
 peers: $(VENV)/.tested ## Compare with OpenVINO GenAI and llama.cpp in one run (installs them)
 	@$(BIN)/python benchmarks/setup_peers.py
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
@@ -67,6 +78,11 @@ $(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 $(VENV)/.tested: $(VENV)/.installed
 	@echo "shoal: installing what the tests need"
 	@$(BIN)/python scripts/extra.py test | $(BIN)/python -m pip install --disable-pip-version-check -q -r /dev/stdin
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	@echo "shoal: installing what the pictures need"
+	@$(BIN)/python scripts/extra.py bench | $(BIN)/python -m pip install --disable-pip-version-check -q -r /dev/stdin
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.tested

@@ -3,8 +3,8 @@
     python benchmarks/strategies.py --rounds 3 --json FILE
 
 Offline, all requests are there at the start: 200 with exponential outputs, where static batches
-wait longest, and 96 mixed ones. Online, they come as a Poisson process at half of what static
-batching can do at most. The strategies alternate within each round; figures are medians.
+wait longest, 96 mixed ones, and 64 of equal length. Online, they come as a Poisson process at half
+of what static batching can do at most. The strategies alternate within each round; figures are medians.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ EXPONENTIAL = Workload(
     num_requests=200, input_len=LengthRange(64, 64), output_len=ExponentialLengths(128, 512)
 )
 MIXED = Workload(num_requests=96)
+UNIFORM = Workload(
+    num_requests=64, input_len=LengthRange(128, 128), output_len=LengthRange(128, 128)
+)
+NUM_ONLINE = 100
 
 Figures = dict[str, float]
 
@@ -136,18 +140,21 @@ def main() -> None:
     ordinary = ordinary_token_ids(load_text_interface(model).tokenizer)
     exponential = generate_requests(EXPONENTIAL, ordinary)
     mixed = generate_requests(MIXED, ordinary)
+    uniform = generate_requests(UNIFORM, ordinary)
 
     offline = alternate("exponential", exponential, [0.0] * len(exponential), arguments.rounds)
     mixed_offline = alternate("mixed", mixed, [0.0] * len(mixed), arguments.rounds)
+    uniform_offline = alternate("uniform", uniform, [0.0] * len(uniform), arguments.rounds)
     rate = offline["static"]["requests/s"] / 2
-    arrivals = gamma_arrivals(rate, 1.0, len(exponential), seed=0)
-    online = alternate("half load", exponential, arrivals.times, 1)
+    arrivals = gamma_arrivals(rate, 1.0, NUM_ONLINE, seed=0)
+    online = alternate("half load", exponential[:NUM_ONLINE], arrivals.times, 1)
 
     prediction = predicted_utilization(exponential)
     print_table("200 requests, 64 in, exponential out (mean 128, cap 512), all at once", offline)
     print(f"slot utilisation of static, predicted from the lengths: {prediction:.3f}")
     print_table("96 requests, 50-800 in, 20-200 out, all at once", mixed_offline)
-    print_table(f"the 200 requests as a Poisson process at {rate:.2f} requests/s", online)
+    print_table("64 requests, 128 in, 128 out, all at once", uniform_offline)
+    print_table(f"{NUM_ONLINE} of the first as a Poisson process at {rate:.2f} requests/s", online)
     if arguments.json is not None:
         content = {
             "machine": asdict(Machine.this()),
@@ -155,6 +162,7 @@ def main() -> None:
             "exponential": offline,
             "static_utilisation_predicted": prediction,
             "mixed": mixed_offline,
+            "uniform": uniform_offline,
             "half_load": {"rate": rate} | online,
         }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
