@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, Served, answer, serving
 from gguf_files import write_tiny_model
+from prometheus_client import disable_created_metrics, enable_created_metrics
 
 from shoal.model.chat import ChatTemplate
 from shoal.model.loader import open_model
 from shoal.model.tokenizer import Tokenizer
 
 ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _metrics_as_the_command_shows_them() -> Iterator[None]:
+    disable_created_metrics()
+    yield
+    enable_created_metrics()
 
 
 @pytest.fixture(scope="session")

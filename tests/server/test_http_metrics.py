@@ -234,10 +234,7 @@ async def test_the_gauges_are_0_at_idle(served: Served, engine: FakeEngine) -> N
         assert exposition.value(text, f"shoal:{name}") == 0
 
 
-async def test_the_exposition_is_as_prometheus_wants_it(
-    served: Served, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prometheus_client.metrics._use_created", False)  # as the command does
+async def test_the_exposition_is_as_prometheus_wants_it(served: Served, engine: FakeEngine) -> None:
     for step in range(3):
         engine.report(num_steps=step, num_scheduled_tokens=step * 7)
     await complete(served)
