@@ -71,6 +71,46 @@ async def test_a_connection_that_the_server_closed_is_not_used_again():
     assert len(heads) == 2
 
 
+async def test_a_request_is_sent_again_if_the_server_closed_the_idle_connection_meanwhile():
+    num_connections = 0
+
+    async def answer(reader, writer):
+        nonlocal num_connections
+        num_connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()  # without a word to the second request
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with HttpClient(url) as client:
+        assert [await get(client) for _ in range(2)] == [(200, b"ok")] * 2
+    assert num_connections == 2
+
+
+async def test_a_request_whose_answer_has_begun_is_not_sent_again():
+    num_requests = 0
+
+    async def answer(reader, writer):
+        nonlocal num_requests
+        while await reader.readuntil(b"\r\n\r\n"):
+            num_requests += 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
+            if num_requests == 2:
+                writer.close()
+                return
+            writer.write(b"k")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with HttpClient(url) as client:
+        assert await get(client) == (200, b"ok")
+        with pytest.raises(TransportError):
+            await get(client)
+    assert num_requests == 2
+
+
 async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch):
     """The server may be about to close it."""
     num_connections = 0

@@ -20,8 +20,8 @@ import httptools
 
 from shoal.config import ConfigError
 
-# Servers close idle connections after five seconds or more. One that may be closed while the next
-# request is on its way isn't used again: that request would fail through no fault of the server.
+# Servers close idle connections after five seconds or more. One that is likely to be closed while
+# the next request is on its way isn't used again: the second try would cost that request time.
 MAX_IDLE_SECONDS = 3.0
 
 BodySink = Callable[[bytes, float], None]
@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._has_length = False
         self._in_body = False
         self.idle_since = 0.0
+        self.has_answered = False  # anything of the response to the newest request has come
 
     async def exchange(self, request: bytes, sink: BodySink) -> Response:
         """Send a whole request and return the head of the response when its body has ended.
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response()
         self._sink = sink
-        self._has_length = self._in_body = False
+        self._has_length = self._in_body = self.has_answered = False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -113,6 +114,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Note the time, then parse."""
         self._now = self._clock()
+        self.has_answered = True
         if self._done is None:
             self.close()  # nobody asked: the next response would be taken for another's
             return
@@ -238,7 +240,16 @@ class HttpClient:
         return await self._send(head.encode("latin-1"), sink)
 
     async def _send(self, request: bytes, sink: BodySink) -> Response:
-        connection = await self._connect()
+        """Send on an idle connection, and on a new one if the server has just closed that one."""
+        if (connection := self._pop_idle()) is not None:
+            try:
+                return await self._exchange(connection, request, sink)
+            except TransportError:
+                if connection.has_answered:
+                    raise
+        return await self._exchange(await self._connect(), request, sink)
+
+    async def _exchange(self, connection: Connection, request: bytes, sink: BodySink) -> Response:
         try:
             response = await connection.exchange(request, sink)
         except BaseException:
@@ -248,12 +259,15 @@ class HttpClient:
             self._idle.append(connection)
         return response
 
-    async def _connect(self) -> Connection:
+    def _pop_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
             connection.close()
+        return None
+
+    async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(
