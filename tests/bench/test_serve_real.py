@@ -32,37 +32,50 @@ def metrics(server):
     return sums
 
 
+class Comparison:
+    """One run of the load generator beside what the server's metrics counted meanwhile."""
+
+    def __init__(self, server, path, flags):
+        before = metrics(server)
+        flags = f"bench serve --base-url {server.url} --json {path} --num-requests 16 {flags}"
+        flags += " --input-len 10:60 --output-len 8:24 --warm-up-requests 0"
+        assert main(flags.split()) == 0
+        self.figures = json.loads(path.read_text())["figures"]
+        self.counted = metrics(server)
+        self.counted.subtract(before)
+
+    def mean_ms(self, name):
+        return self.counted[f"{name}_seconds_sum"] / self.counted[f"{name}_seconds_count"] * 1e3
+
+
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("arrivals", ["--concurrency 6", "--request-rate 8"])
-def test_requests_tokens_and_mean_latencies_agree_with_the_metrics(
-    server, tmp_path, endpoint, arrivals
-):
-    path = tmp_path / "result.json"
-    before = metrics(server)
-    flags = f"bench serve --base-url {server.url} --endpoint {endpoint} {arrivals} --json {path}"
-    flags += " --num-requests 16 --input-len 10:60 --output-len 8:24 --warm-up-requests 0"
-    assert main(flags.split()) == 0
-    after = metrics(server)
+def test_requests_and_tokens_agree_with_the_metrics(server, tmp_path, endpoint, arrivals):
+    run = Comparison(server, tmp_path / "result.json", f"--endpoint {endpoint} {arrivals}")
+    assert run.figures["requests_completed"] == run.counted["length"] == 16
+    assert run.figures["input_tokens"] == run.counted["shoal:prompt_tokens_total"]
+    assert run.figures["output_tokens"] == run.counted["shoal:generation_tokens_total"]
 
-    def counted(name):
-        return after[name] - before[name]
 
-    def mean_ms(name):
-        return counted(f"shoal:{name}_seconds_sum") / counted(f"shoal:{name}_seconds_count") * 1e3
+def test_mean_latencies_agree_with_the_metrics(server, tmp_path):
+    """The client's times hold the way to the server and back.
 
-    figures = json.loads(path.read_text())["figures"]
-    assert figures["requests_completed"] == counted("length") == 16
-    assert figures["input_tokens"] == counted("shoal:prompt_tokens_total")
-    assert figures["output_tokens"] == counted("shoal:generation_tokens_total")
-    # The client's times hold the way to the server and back. It is a millisecond on a machine with
-    # nothing else to do; the slack is for one on which each process waits for a CPU.
+    It is a millisecond where each process has a CPU when it wants one; the slack is for machines on
+    which it waits. A run in which the load generator was late itself tells nothing.
+    """
+    for _ in range(3):
+        run = Comparison(server, tmp_path / "result.json", "--request-rate 8")
+        if run.figures["send_delay_p99_ms"] < 10:
+            break
+    else:
+        pytest.skip("the machine is too busy to send requests when they are due")
     for name, metric, slack_ms in (
-        ("ttft", "time_to_first_token", 60),
-        ("e2e", "e2e_request_latency", 60),
-        ("tpot", "time_per_output_token", 3),
+        ("ttft", "shoal:time_to_first_token", 60),
+        ("e2e", "shoal:e2e_request_latency", 60),
+        ("tpot", "shoal:time_per_output_token", 3),
     ):
-        expected = pytest.approx(mean_ms(metric), rel=0.02, abs=slack_ms)
-        assert figures[f"{name}_mean_ms"] == expected
+        expected = pytest.approx(run.mean_ms(metric), rel=0.02, abs=slack_ms)
+        assert run.figures[f"{name}_mean_ms"] == expected
 
 
 def test_prompts_of_token_ids_have_exactly_the_lengths_of_the_workload(server, tmp_path):
