@@ -35,6 +35,14 @@ def complete(server: ServerProcess, **body: Any) -> httpx.Response:
         return client.post(COMPLETIONS, json={"prompt": [5], "ignore_eos": True, **body})
 
 
+def test_the_banner_tells_how_batches_form(
+    static_server: ServerProcess, dynamic_server: ServerProcess, tiny_server: ServerProcess
+) -> None:
+    assert "static, at most 4 sequences a batch, which waits 1 s" in static_server.stdout
+    assert "16384 prompt tokens a batch, which waits 0.05 s" in dynamic_server.stdout
+    assert "continuous, at most 64 sequences and 512 tokens a step" in tiny_server.stdout
+
+
 def test_the_openai_client_gets_its_answer_whole_and_streamed(batching: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{batching.url}/v1", api_key="none", max_retries=0) as api:
         asked: dict[str, Any] = {

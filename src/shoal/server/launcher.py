@@ -146,14 +146,27 @@ def _print_banner(
     tokens = info.num_blocks * info.block_size
     print(
         f"model      {', '.join(names)} ({info.max_model_len} tokens of context)\n"
-        f"strategy   {config.scheduler}, at most {config.max_num_seqs} sequences and "
-        f"{config.token_budget} tokens a step\n"
+        f"strategy   {config.scheduler}, at most {_batch_limits(config)}\n"
         f"threads    {info.num_threads} ({threads}), {info.isa}\n"
         f"KV pool    {info.num_blocks} blocks of {info.block_size}: {tokens} tokens\n"
         f"URL        {_url(listener)}\n"
         "ready",
         flush=True,
     )
+
+
+def _batch_limits(config: EngineConfig) -> str:
+    sequences = f"{config.max_num_seqs} sequences"
+    match config.scheduler:
+        case "continuous":
+            return f"{sequences} and {config.token_budget} tokens a step"
+        case "static":
+            return f"{sequences} a batch, which waits {config.queue_delay:g} s to fill"
+        case "dynamic":
+            return (
+                f"{sequences} and {config.token_budget} prompt tokens a batch, "
+                f"which waits {config.queue_delay:g} s to fill"
+            )
 
 
 def _url(listener: socket.socket) -> str:
