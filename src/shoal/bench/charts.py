@@ -54,7 +54,7 @@ def _curves(comparison: Comparison) -> Figure:
             ("output_tokens_per_second", "e2e_mean_ms", 1e-3, ("output tokens/s", "mean e2e (s)")),
             ("rate", "output_tokens_per_second", 1, ("offered requests/s", "output tokens/s")),
             ("rate", "ttft_p90_ms", 1e-3, ("offered requests/s", "TTFT p90 (s)")),
-            ("rate", "tpot_p90_ms", 1, ("offered requests/s", "TPOT p90 (ms)")),
+            ("rate", "slot_utilization", 1, ("offered requests/s", "slots used")),
         ),
         strict=True,
     ):
@@ -62,7 +62,7 @@ def _curves(comparison: Comparison) -> Figure:
             runs = [comparison.loaded[load][strategy] for load in sorted(comparison.loaded)]
             colour, marker = STYLES[strategy]
             points = [
-                ((run.figures | {"rate": run.rate or 0.0})[x], run.figures.get(y, np.nan) * scale)
+                ((run.figures | {"rate": run.rate or 0.0})[x], run.figures[y] * scale)
                 for run in runs
             ]
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=strategy)
@@ -111,7 +111,7 @@ def _utilization(runs: dict[str, Run]) -> Figure:
         blocks.plot(times, used, color=colour, linewidth=1.2)
     for axes, label in ((slots, "slots used"), (blocks, "KV blocks used")):
         axes.set_ylabel(label)
-        axes.set_ylim(0, 1.05)
+        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     blocks.set_xlabel("seconds")
     slots.legend(frameon=False, loc="lower right")

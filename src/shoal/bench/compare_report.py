@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from shoal.bench.charts import draw_all
 from shoal.bench.comparison import Comparison, Run
 from shoal.bench.report import Figures
 
-# The columns of the table: figure, heading, factor, decimals.
-COLUMNS = (
+Column = tuple[str, str, float, int]  # figure, heading, factor, decimals
+
+COLUMNS: tuple[Column, ...] = (
     ("requests_per_second", "requests/s", 1, 2),
     ("output_tokens_per_second", "output tok/s", 1, 0),
     ("ttft_mean_ms", "TTFT mean (s)", 1e-3, 2),
@@ -30,6 +31,13 @@ COLUMNS = (
     ("preemptions", "preemptions", 1, 0),
     ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
 )
+TERMINAL_COLUMNS = (
+    "output_tokens_per_second",
+    "ttft_mean_ms",
+    "tpot_mean_ms",
+    "e2e_mean_ms",
+    "slot_utilization",
+)
 CAPTIONS = {
     "timeline": "Requests over slots at the highest load. White is a slot without work.",
     "curves": "Throughput and latency as the load rises.",
@@ -39,11 +47,12 @@ CAPTIONS = {
 
 
 def results_table(comparison: Comparison) -> Table:
-    """A row for each run, with the throughput as a multiple of the first strategy's."""
+    """A row for each run with the most telling figures, narrow enough for a terminal."""
+    columns = [column for column in COLUMNS if column[0] in TERMINAL_COLUMNS]
     table = Table(title="Strategies compared", title_justify="left")
-    for heading in ("load", "strategy", "ratio", *_headings(comparison)):
+    for heading in _headings(columns):
         table.add_column(heading, justify="left" if heading in ("load", "strategy") else "right")
-    for row in _rows(comparison):
+    for row in _rows(comparison, columns):
         table.add_row(*row)
     return table
 
@@ -59,10 +68,11 @@ def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -
         path.with_name(f"{path.stem}-{name}.png").write_bytes(picture)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     source = files("shoal.bench").joinpath("templates/compare.html.j2").read_text()
+    columns = _known_columns(comparison)
     html = environment.from_string(source).render(
         content=content,
-        headings=["load", "strategy", "ratio", *_headings(comparison)],
-        rows=_rows(comparison),
+        headings=_headings(columns),
+        rows=_rows(comparison, columns),
         pictures=[
             (CAPTIONS[name], base64.b64encode(pictures[name]).decode())
             for name in CAPTIONS
@@ -72,17 +82,16 @@ def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -
     path.write_text(html)
 
 
-def _columns(comparison: Comparison) -> list[tuple[str, str, float, int]]:
+def _known_columns(comparison: Comparison) -> list[Column]:
     known = {name for _, _, run in comparison.rows() for name in run.figures}
     return [column for column in COLUMNS if column[0] in known]
 
 
-def _headings(comparison: Comparison) -> list[str]:
-    return [heading for _, heading, _, _ in _columns(comparison)]
+def _headings(columns: Sequence[Column]) -> list[str]:
+    return ["load", "strategy", "ratio", *(heading for _, heading, _, _ in columns)]
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
-    columns = _columns(comparison)
+def _rows(comparison: Comparison, columns: Sequence[Column]) -> list[list[str]]:
     rows: list[list[str]] = []
     first: Run | None = None
     previous_load = ""
@@ -97,6 +106,6 @@ def _rows(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def _cell(figures: Figures, column: tuple[str, str, float, int]) -> str:
+def _cell(figures: Figures, column: Column) -> str:
     name, _, factor, decimals = column
     return f"{figures[name] * factor:,.{decimals}f}" if name in figures else ""

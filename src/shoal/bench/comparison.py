@@ -54,12 +54,12 @@ class Comparison:
         return self.loaded[max(self.loaded)] if self.loaded else self.at_once
 
     def rows(self) -> Iterator[tuple[str, str, Run]]:
-        """Every run with the names of its load and its strategy."""
+        """Every run with the names of its load, a share of `capacity`, and its strategy."""
         for strategy, run in self.at_once.items():
             yield AT_ONCE, strategy, run
         for load, runs in self.loaded.items():
             for strategy, run in runs.items():
-                yield f"{load:.0%} of {self.capacity:.2f} requests/s", strategy, run
+                yield f"{load:.0%} load", strategy, run
 
     def measure_all(self, on_run: Callable[[str], None]) -> None:
         """Make all runs, the strategies alternating; `on_run` is told of each before it begins."""

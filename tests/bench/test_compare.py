@@ -1,0 +1,158 @@
+"""Comparing strategies: the report's figures, pictures and words come from the same runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench import compare
+from shoal.bench.advice import advice_on, crossover
+from shoal.bench.compare import CompareConfig
+from shoal.bench.comparison import Comparison, Run
+from shoal.bench.lengths import LengthRange
+from shoal.bench.measure import RequestTimeline, Slo
+from shoal.bench.replay import Replay
+from shoal.bench.workload import Workload
+from shoal.config import ConfigError, EngineConfig
+from shoal.scheduler.interface import SchedulerStats
+
+
+@pytest.fixture(scope="module")
+def report(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("compare") / "report.html"
+    workload = Workload(
+        num_requests=5, input_len=LengthRange(10, 40), output_len=LengthRange(2, 12)
+    )
+    config = CompareConfig(
+        workload=workload,
+        model=str(model_path),
+        max_num_seqs=2,
+        kv_cache_memory_mib=64,
+        load=(0.8,),
+        slo=Slo(e2e=100.0),
+        output=output,
+    )
+    assert compare.run(config) == 0
+    return output
+
+
+def test_the_figures_of_the_report_are_those_of_the_json(report: Path) -> None:
+    content = json.loads(report.with_suffix(".json").read_text())
+    html = report.read_text()
+    assert len(content["runs"]) == 6
+    cells = re.findall(r"<td>([^<]*)</td>", html)
+    for run in content["runs"]:
+        figures = run["figures"]
+        assert figures["requests_completed"] == 5
+        assert f"{figures['requests_per_second']:,.2f}" in cells
+        assert f"{figures['e2e_mean_ms'] / 1e3:,.2f}" in cells
+    for sentence in content["advice"]:
+        assert sentence.split(":")[0].replace("'", "&#39;") in html
+
+
+def test_the_report_needs_no_other_file(report: Path) -> None:
+    html = report.read_text()
+    sources = re.findall(r'src="([^"]*)"', html)
+    assert len(sources) == 4
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", html)
+
+
+def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
+    for name in ("timeline", "curves", "distributions", "utilization"):
+        picture = report.with_name(f"report-{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert int.from_bytes(picture[16:20], "big") == 1200
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"load": (0.0,)}, {"scheduler": ()}, {"scheduler": ("static", "static")}],
+    ids=["no load", "no strategy", "a strategy twice"],
+)
+def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CompareConfig(**settings)
+
+
+def test_each_strategy_gets_the_settings_that_it_has() -> None:
+    config = CompareConfig(max_num_batched_tokens=64, skip_padding=True, max_queue_delay=0.2)
+    assert config.engine("static").skip_padding
+    assert config.engine("dynamic").max_queue_delay == 0.2
+    assert config.engine("dynamic").max_num_batched_tokens is None
+    assert config.engine("continuous").max_num_batched_tokens == 64
+
+
+def comparison(latencies: dict[float, dict[str, float]], **stats: int) -> Comparison:
+    """What a comparison would be whose mean latencies (seconds) by load and strategy are these."""
+    counters = {
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "num_blocks_total": 10,
+        "num_blocks_used": 0,
+        "num_preemptions": 0,
+    }
+    replay = Replay([RequestTimeline(0, 1, 2, 3, 4)], [0.0], 0, [], SchedulerStats(**counters))
+
+    def run(strategy: str, latency: float) -> Run:
+        figures = {
+            "requests_per_second": 2.0,
+            "output_tokens_per_second": 100.0 if strategy == "continuous" else 40.0,
+            "e2e_mean_ms": latency * 1e3,
+            "ttft_mean_ms": 100.0,
+            "queue_time_mean_ms": 80.0,
+            "slot_utilization": 0.5,
+            "kv_cache_usage_max": 0.3,
+            "preemptions": 0,
+        }
+        return Run(strategy, 1.0, replay, figures | stats)
+
+    strategies = next(iter(latencies.values()))
+    result = Comparison(dict.fromkeys(strategies, EngineConfig()), [], list(latencies), Slo(), 0)
+    result.at_once = {strategy: run(strategy, 1.0) for strategy in strategies}
+    result.loaded = {
+        load: {strategy: run(strategy, value) for strategy, value in by_strategy.items()}
+        for load, by_strategy in latencies.items()
+    }
+    return result
+
+
+def test_the_crossover_lies_where_the_lines_meet() -> None:
+    measured = comparison(
+        {0.2: {"dynamic": 1.0, "continuous": 2.0}, 0.6: {"dynamic": 4.0, "continuous": 3.0}}
+    )
+    assert crossover(measured, "continuous", "dynamic") == pytest.approx(0.4)
+    assert crossover(measured, "dynamic", "continuous") is None
+
+
+def test_one_that_wins_everywhere_has_no_crossover() -> None:
+    measured = comparison({0.2: {"static": 3.0, "continuous": 2.0}})
+    assert crossover(measured, "continuous", "static") == 0.0
+
+
+def test_the_words_say_what_to_choose_and_why() -> None:
+    text = " ".join(advice_on(comparison({0.5: {"static": 9.0, "continuous": 2.0}})))
+    assert "continuous has the highest throughput: 100 output tokens/s, 2.50x static" in text
+    assert "choose continuous for this load" in text
+    assert "static used 50% of its slots" in text
+    assert "80% of the time to first token is waiting in the queue" in text
+
+
+def test_strategies_within_the_noise_are_not_told_apart() -> None:
+    text = " ".join(advice_on(comparison({0.5: {"dynamic": 2.05, "continuous": 2.0}})))
+    assert "too close to tell apart" in text
+
+
+def test_preemptions_are_named_with_their_remedy() -> None:
+    measured = comparison({0.5: {"static": 9.0, "continuous": 2.0}}, preemptions=3)
+    assert "3 preemptions: the KV pool is too small" in " ".join(advice_on(measured))
+
+
+def test_a_strategy_alone_can_be_measured() -> None:
+    config = replace(CompareConfig(), scheduler=("continuous",))
+    assert config.engine("continuous").scheduler == "continuous"
