@@ -124,8 +124,8 @@ class Driver:
             if not self.scheduler.has_work():
                 break
             step = self.step(seconds=0.0)
-            if step.requests:
-                self.now += 1.0
+            if step.requests or step.ended:
+                self.now += 1.0 if step.requests else 0.0
                 continue
             assert step.wake_time is not None, "a step without progress"
             assert self.now < step.wake_time < math.inf, "a step without progress"

@@ -9,7 +9,12 @@ from shoal.config import ConfigError, EngineConfig
 from shoal.request import FinishReason
 from shoal.scheduler import continuous
 from shoal.scheduler.continuous import MAX_BYPASSES
-from shoal.scheduler.interface import QueueFullError, RequestRejectedError, SchedulerInvariantError
+from shoal.scheduler.interface import (
+    QueueFullError,
+    RequestRejectedError,
+    SchedulerInvariantError,
+    StepResult,
+)
 
 
 def test_a_prompt_is_computed_in_one_step_and_then_decoded_token_by_token() -> None:
@@ -318,3 +323,41 @@ def test_a_full_pool_with_arrivals_every_step_drains() -> None:
         assert step.requests or len(step.preempted_request_ids) == 1
     driver.run()
     assert all(len(driver.tokens_of(str(index))) == 64 for index in range(8))
+
+
+# Under pressure
+
+
+def test_after_a_failed_step_an_idle_pool_admits_the_head_at_once() -> None:
+    driver = Driver(num_blocks=8)
+    driver.add(make_request("a", 100), *(make_request(name, 100, max_tokens=1) for name in "bcdef"))
+    step = driver.schedule()
+    driver.update(step, StepResult(errors={"a": "no memory"}))
+    assert driver.kv_cache.num_used_blocks == 0
+    assert shares(driver.step()) == {"b": 100}
+    driver.run()
+
+
+def test_a_step_looks_for_one_that_fits_among_the_first_only() -> None:
+    driver = Driver(num_blocks=40)
+    driver.add(make_request("holder", 300, max_tokens=300))
+    driver.step()
+    for index in range(continuous.MAX_LOOKAHEAD):
+        driver.arrive(f"large {index}", 600, max_tokens=1)
+    driver.arrive("small", 3, max_tokens=1)
+    assert shares(driver.step()) == {"holder": 1}
+    driver.abort("large 5")
+    assert shares(driver.step()) == {"holder": 1, "small": 3}
+
+
+def test_twice_as_much_work_as_the_pool_holds_costs_little_recomputation() -> None:
+    driver = Driver(num_blocks=100)  # 1,600 tokens; 32 seats want 3,200
+    for index in range(200):
+        driver.arrive(f"{index}", 40 + index * 37 % 40, max_tokens=20 + index * 53 % 60)
+    driver.run()
+    stats = driver.scheduler.stats()
+    num_needed = sum(request.num_tokens - 1 for request in driver.requests.values())
+    assert stats.num_preemptions == sum(r.num_preemptions for r in driver.requests.values())
+    assert stats.num_preemptions <= 20
+    assert stats.num_scheduled_tokens <= 1.02 * num_needed
+    assert all(len(driver.tokens_of(name)) == r.max_tokens for name, r in driver.requests.items())
