@@ -178,7 +178,7 @@ class ContinuousScheduler(SchedulerBase):
         left = plan.num_prefill_tokens_left
         if not self._config.enable_chunked_prefill:
             return num_missing if num_missing <= left or not plan.prefills else 0
-        if num_missing > plan.token_budget and left > 1:
+        if num_missing > min(plan.token_budget, plan.prefill_budget) and left > 1:
             left //= 2
         limit = self._config.long_prefill_token_threshold or plan.token_budget
         return min(num_missing, limit, left)
