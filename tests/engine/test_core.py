@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from fake_executor import FakeExecutor
 
 from shoal.config import EngineConfig
-from shoal.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
+from shoal.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore, StepReport
 from shoal.engine.errors import EngineDeadError
 from shoal.kv.manager import KVCacheManager
 from shoal.request import FinishReason, Request, SamplingParams
-from shoal.scheduler.continuous import ContinuousScheduler
+from shoal.scheduler import create_scheduler
 from shoal.scheduler.interface import (
     QueueFullError,
     RequestOutput,
     ScheduledStep,
     StepResult,
 )
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous"])
 
 
 class FailingExecutor(FakeExecutor):
@@ -31,33 +36,50 @@ class FailingExecutor(FakeExecutor):
         return super().execute(step)
 
 
-def request(name: str, max_tokens: int = 3) -> Request:
-    return Request(name, [1, 2, 3], SamplingParams(), max_tokens=max_tokens, seed=0)
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def core_with(executor: FakeExecutor, **settings: int) -> EngineCore:
-    scheduler = ContinuousScheduler(EngineConfig(**settings), KVCacheManager(20), max_model_len=100)
-    return EngineCore(scheduler, executor)
+def request(name: str, max_tokens: int = 3, **fields: Any) -> Request:
+    return Request(name, [1, 2, 3], SamplingParams(), max_tokens=max_tokens, seed=0, **fields)
+
+
+def core_with(executor: FakeExecutor, **settings: Any) -> EngineCore:
+    return core_at(Clock(), executor, **settings)
+
+
+def core_at(clock: Clock, executor: FakeExecutor, **settings: Any) -> EngineCore:
+    scheduler = create_scheduler(EngineConfig(**settings), num_blocks=20, max_model_len=100)
+    return EngineCore(scheduler, executor, clock)
 
 
 def run(core: EngineCore) -> dict[str, RequestOutput]:
     """Step until idle; returns the last output of each request."""
     last = {}
+    core.end_input()
     while core.has_work():
         last.update({output.request_id: output for output in core.step()})
     return last
 
 
-def test_all_requests_finish_and_no_block_is_held() -> None:
-    core = core_with(FakeExecutor(20))
+@STRATEGIES
+def test_all_requests_finish_and_no_block_is_held(strategy: str) -> None:
+    core = core_with(FakeExecutor(20), scheduler=strategy)
     core.add([request("a"), request("b", max_tokens=5)])
     outputs = run(core)
     assert {o.finish_reason for o in outputs.values()} == {FinishReason.LENGTH}
     assert core.stats().num_blocks_used == 0
 
 
-def test_a_failed_step_fails_its_requests_and_the_engine_goes_on() -> None:
-    core = core_with(FailingExecutor(1), max_num_seqs=1)
+@STRATEGIES
+def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(strategy: str) -> None:
+    core = core_with(FailingExecutor(1), scheduler=strategy, max_num_seqs=1)
     core.add([request("a"), request("b")])
     outputs = run(core)
     assert outputs["a"].finish_reason is FinishReason.ERROR
@@ -98,6 +120,82 @@ def test_an_abort_ends_what_it_names_and_skips_what_it_does_not_know() -> None:
     (output,) = core.abort(["a", "unknown"])
     assert output.finish_reason is FinishReason.ABORT
     assert set(run(core)) == {"b"}
+
+
+@STRATEGIES
+def test_a_core_serves_one_call_after_the_other(strategy: str) -> None:
+    core = core_with(FakeExecutor(20), scheduler=strategy)
+    for _ in range(2):
+        core.add([request("a"), request("b")])
+        outputs = run(core)
+        assert [outputs[name].finish_reason for name in "ab"] == [FinishReason.LENGTH] * 2
+
+
+def test_a_scheduler_that_fails_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows then which outputs are lost: better no answer than half of the answers."""
+    core = core_with(FakeExecutor(20))
+    core.add([request("a")])
+    monkeypatch.setattr(KVCacheManager, "publish", lambda self, request: 1 // 0)
+    with pytest.raises(EngineDeadError, match="the scheduler failed: ZeroDivisionError"):
+        core.step()
+
+
+def test_a_request_that_passes_its_time_limit_is_answered_without_a_step() -> None:
+    clock, executor = Clock(), FakeExecutor(20)
+    core = core_at(clock, executor, max_num_seqs=1)
+    core.add([request("a", max_total_time=2.0)])
+    clock.now = 2.0
+    (output,) = core.step()
+    assert (output.request_id, output.finish_reason) == ("a", FinishReason.ERROR)
+    assert (core.has_work(), executor.steps) == (False, [])
+
+
+def test_a_batch_that_waits_to_fill_says_for_how_long() -> None:
+    clock = Clock()
+    core = core_at(clock, FakeExecutor(20), scheduler="static", max_num_seqs=2, max_queue_delay=5.0)
+    core.add([request("a")])
+    assert core.seconds_to_wait == 0.0  # it hasn't been asked yet
+    assert core.step() == []
+    clock.now = 1.0
+    assert core.seconds_to_wait == 4.0
+    core.add([request("b", arrival_time=1.0)])
+    assert core.seconds_to_wait == 0.0
+    core.step()
+    assert core.seconds_to_wait == 0.0  # it runs
+
+
+def test_the_end_of_the_input_ends_the_waiting() -> None:
+    core = core_with(FakeExecutor(20), scheduler="static", max_num_seqs=2)
+    core.add([request("a")])
+    core.step()
+    assert core.seconds_to_wait == math.inf
+    core.end_input()
+    assert core.seconds_to_wait == 0.0
+    assert set(run(core)) == {"a"}
+
+
+def test_each_executed_step_is_reported_to_the_observers() -> None:
+    class Observer:
+        def __init__(self) -> None:
+            self.reports: list[StepReport] = []
+            self.closed = False
+
+        def on_step(self, report: StepReport) -> None:
+            self.reports.append(report)
+
+        def close(self) -> None:
+            self.closed = True
+
+    observer = Observer()
+    scheduler = create_scheduler(EngineConfig(), num_blocks=20, max_model_len=100)
+    core = EngineCore(scheduler, FakeExecutor(20), Clock(), [observer])
+    core.add([request("a", max_tokens=2)])
+    run(core)
+    assert [report.step.num_scheduled_tokens for report in observer.reports] == [3, 1]
+    assert [len(report.outputs) for report in observer.reports] == [1, 1]
+    assert observer.reports[-1].stats == core.stats()
+    core.close()
+    assert observer.closed
 
 
 def test_an_idle_engine_reports_blocks_that_never_came_back(

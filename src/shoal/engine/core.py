@@ -116,6 +116,7 @@ class EngineCore:
 
     def end_input(self) -> None:
         """No request comes until those that wait are done: a batch need not wait to fill."""
+        self._wake_time = None
         self._scheduler.end_input()
 
     def reset_prefix_cache(self) -> int:
@@ -145,10 +146,10 @@ class EngineCore:
         execute_start = self._clock()
         try:
             result = self._executor.execute(step)
-            update_start = self._clock()
-            outputs = self._scheduler.update(step, result, update_start)
         except Exception as error:
             return self._fail(step, error)
+        update_start = self._clock()
+        outputs = self._update(step, result, update_start)
         if self._observers:
             report = StepReport(
                 step,
@@ -175,10 +176,14 @@ class EngineCore:
             ) from error
         message = f"the engine failed to compute a step: {describe(error)}"
         failed = {scheduled.request.request_id: message for scheduled in step.requests}
+        return self._update(step, StepResult(errors=failed), self._clock())
+
+    def _update(self, step: ScheduledStep, result: StepResult, now: float) -> list[RequestOutput]:
+        """Let the scheduler take in a result; when it fails, nobody knows what it has taken in."""
         try:
-            return self._scheduler.update(step, StepResult(errors=failed), self._clock())
-        except Exception as second:
-            raise EngineDeadError(f"the scheduler failed: {describe(second)}") from second
+            return self._scheduler.update(step, result, now)
+        except Exception as error:
+            raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
 
     def _check_idle(self) -> None:
         """Report blocks that nobody holds any more but that never came back to the pool."""
