@@ -54,3 +54,56 @@ def test_the_books_add_up_after_any_taking_and_giving_back(
             del held[:count]
         assert pool.num_free + len(held) == num_blocks
         pool.check(num_holds=len(held))
+
+
+def test_kept_blocks_stay_until_the_empty_ones_are_used_up_then_go_oldest_first() -> None:
+    pool = BlockPool(4)
+    evicted: list[int] = []
+    pool.on_evict = evicted.append
+    first, second, third = pool.take(3)
+    for block_id in (second, first):
+        pool.keep(block_id)
+    pool.give_back([second, first, third])
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (4, 2, 0)
+    pool.take(2)
+    assert evicted == []
+    assert pool.take(2) == [second, first]
+    assert evicted == [second, first]
+    pool.check(num_holds=4)
+
+
+def test_a_kept_block_may_be_shared_and_is_free_when_the_last_gives_it_back() -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.take(1)
+    pool.keep(block_id)
+    pool.give_back([block_id])
+    pool.share([block_id])
+    pool.share([block_id])
+    pool.give_back([block_id])
+    assert pool.is_held(block_id)
+    pool.give_back([block_id])
+    assert not pool.is_held(block_id)
+    assert (pool.num_free, pool.num_cached) == (2, 1)
+
+
+def test_an_empty_block_can_be_neither_shared_nor_kept() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(BlockAccountingError, match="block 0 is shared but it is empty"):
+        pool.share([0])
+    with pytest.raises(BlockAccountingError, match="block 0 is to be kept but nobody holds it"):
+        pool.keep(0)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_dropped_block_is_empty_as_soon_as_nobody_holds_it(is_held: bool) -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.take(1)
+    pool.keep(block_id)
+    if is_held:
+        pool.drop(block_id)
+        pool.give_back([block_id])
+    else:
+        pool.give_back([block_id])
+        pool.drop(block_id)
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+    pool.check(num_holds=0)
