@@ -32,6 +32,7 @@ from shoal.engine.messages import (
     Refused,
     ResetPrefixCache,
     Started,
+    ViewBatch,
 )
 from shoal.engine.outputs import CompletionDelta, FailedSample, OutputProcessor
 from shoal.model.chat import ChatTemplate
@@ -40,6 +41,7 @@ from shoal.model.registry import resolve
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import InvalidParameterError, RequestOptions, SamplingParams
 from shoal.scheduler.interface import (
+    BatchView,
     QueueFullError,
     RequestRejectedError,
     SchedulerStats,
@@ -49,6 +51,9 @@ from shoal.scheduler.interface import (
 __all__ = ["AsyncEngine", "EngineInfo"]
 
 StatsObserver = Callable[[SchedulerStats], None]
+
+MAX_WAITING_VIEWED = 20
+"""Requests of the queue that a view of the batch tells of."""
 
 _logger = logging.getLogger(__name__)
 
@@ -76,6 +81,7 @@ class AsyncEngine:
         self._reader: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[CompletionDelta | Exception]] = {}
         self._resets: deque[asyncio.Future[int]] = deque()
+        self._view: asyncio.Future[BatchView] | None = None  # asked for, all who wait share it
         self._stats: SchedulerStats | None = None
         self._stats_observers: list[StatsObserver] = []
         self._death: str | None = None  # why nothing can be served any more
@@ -104,6 +110,11 @@ class AsyncEngine:
         await asyncio.wait({self._reader})
         await self._loaded.connection.close()
         self._reader = None
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings that the engine was made with."""
+        return self._config
 
     @property
     def is_alive(self) -> bool:
@@ -202,6 +213,22 @@ class AsyncEngine:
         loaded.connection.send(ResetPrefixCache())
         return await reset
 
+    async def view_batch(self) -> BatchView:
+        """Who runs, and the first of those who wait, after the engine's present step.
+
+        The engine tells it only when asked, and those who ask at the same time share an answer.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        loaded = self._require_loaded()
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if self._view is None:
+            self._view = asyncio.get_running_loop().create_future()
+            loaded.connection.send(ViewBatch(MAX_WAITING_VIEWED))
+        return await asyncio.shield(self._view)
+
     async def _load(self) -> _Loaded:
         path = await asyncio.to_thread(resolve, self._config.model)
         connection = EngineConnection(replace(self._config, model=str(path)))
@@ -246,6 +273,9 @@ class AsyncEngine:
         for num_blocks in event.num_blocks_reset:
             if not (reset := self._resets.popleft()).done():
                 reset.set_result(num_blocks)
+        if event.batch is not None and self._view is not None:
+            self._view.set_result(event.batch)
+            self._view = None
         for refused in event.refused:
             self._put(refused.request_id, _refusal(refused))
         processed = loaded.outputs.process(event.outputs)
@@ -279,6 +309,9 @@ class AsyncEngine:
             for reset in self._resets:
                 if not reset.done():
                     reset.set_exception(EngineDeadError(reason))
+            if self._view is not None:
+                self._view.set_exception(EngineDeadError(reason))
+                self._view = None
 
     def _require_loaded(self) -> _Loaded:
         if self._loaded is None:

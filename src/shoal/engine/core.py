@@ -12,6 +12,7 @@ from shoal.engine.errors import EngineDeadError, describe
 from shoal.executor.interface import Executor
 from shoal.request import Request
 from shoal.scheduler.interface import (
+    BatchView,
     RequestOutput,
     ScheduledStep,
     Scheduler,
@@ -135,6 +136,10 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """A snapshot for the metrics."""
         return self._scheduler.stats()
+
+    def view_batch(self, max_waiting: int) -> BatchView:
+        """Who runs, and the first `max_waiting` of those who wait."""
+        return self._scheduler.view_batch(max_waiting)
 
     def close(self) -> None:
         """Stop the executor and release its memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.request import Request
-from shoal.scheduler.interface import RequestOutput, SchedulerStats
+from shoal.scheduler.interface import BatchView, RequestOutput, SchedulerStats
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +37,17 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Forget all cached blocks; `Advanced.num_blocks_reset` answers."""
 
 
+class ViewBatch(msgspec.Struct, frozen=True, tag="view_batch"):
+    """Say who runs and who waits; `Advanced.batch` answers."""
+
+    max_waiting: int  # most of those who wait
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process."""
 
 
-Command = AddRequests | AbortRequests | ResetPrefixCache | Stop
+Command = AddRequests | AbortRequests | ResetPrefixCache | ViewBatch | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -72,6 +78,7 @@ class Advanced(msgspec.Struct, tag="advanced", omit_defaults=True):
     outputs: list[RequestOutput] = []
     refused: list[Refused] = []
     num_blocks_reset: list[int] = []  # an answer for each ResetPrefixCache
+    batch: BatchView | None = None  # after the step, if ViewBatch asked
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):

@@ -34,6 +34,7 @@ from shoal.engine.messages import (
     Started,
     StartFailed,
     Stop,
+    ViewBatch,
 )
 from shoal.model.errors import ModelError
 from shoal.model.loader import open_model
@@ -97,6 +98,8 @@ class EngineServer:
                 _obey(core, command, turn)
             if core.has_work():
                 turn.outputs.extend(core.step())
+            if views := [command for command in commands if isinstance(command, ViewBatch)]:
+                turn.batch = core.view_batch(views[-1].max_waiting)
             turn.stats = core.stats()
             self._send(turn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from shoal.config import EngineConfig
 from shoal.kv.manager import KVCacheManager
@@ -10,6 +11,7 @@ from shoal.kv.prefix_cache import PrefixMatch
 from shoal.request import FinishReason, Request, RequestStatus
 from shoal.scheduler.deadlines import DeadlineKind, Deadlines, DepartureRate
 from shoal.scheduler.interface import (
+    BatchView,
     QueueFullError,
     RequestOutput,
     ScheduledRequest,
@@ -18,7 +20,7 @@ from shoal.scheduler.interface import (
     SchedulerStats,
 )
 from shoal.scheduler.limits import LengthLimits
-from shoal.scheduler.progress import times_of
+from shoal.scheduler.progress import progress_of, times_of
 from shoal.scheduler.queue import RequestQueue
 
 
@@ -48,6 +50,7 @@ class SchedulerBase:
         self._num_scheduled_tokens = 0
         self._num_slots = 0
         self._num_useful_slots = 0
+        self._num_prefill_tokens = 0
         self._num_preemptions = 0
         self._prefix_cache_queries = 0
         self._prefix_cache_hits = 0
@@ -104,6 +107,15 @@ class SchedulerBase:
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_slots=self._num_slots,
             num_useful_slots=self._num_useful_slots,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    def view_batch(self, max_waiting: int) -> BatchView:
+        """Who runs, and the first `max_waiting` of those who wait."""
+        running = [r for r in self._requests.values() if r.status is RequestStatus.RUNNING]
+        return BatchView(
+            running=[progress_of(request, self._is_done(request)) for request in running],
+            waiting=[progress_of(request, False) for request in islice(self._waiting, max_waiting)],
         )
 
     # For the strategies
@@ -111,6 +123,11 @@ class SchedulerBase:
     def _leave(self, request: Request) -> None:
         """Take a running request out of what the strategy keeps."""
         raise NotImplementedError
+
+    def _is_done(self, request: Request) -> bool:
+        """Whether a running request has all its tokens and only keeps its place."""
+        del request
+        return False
 
     def _take_output(self, request: Request, now: float) -> RequestOutput:
         """What the strategy holds back of a request's answer, which is handed out now."""
@@ -218,6 +235,9 @@ class SchedulerBase:
         self, request: Request, num_tokens: int, *, is_padding: bool = False
     ) -> ScheduledRequest:
         start = request.num_computed_tokens
+        self._num_prefill_tokens += max(
+            0, min(start + num_tokens, request.num_prompt_tokens) - start
+        )
         return ScheduledRequest(
             request=request,
             token_ids=request.token_ids(start, start + num_tokens),

@@ -121,11 +121,32 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_scheduled_tokens: int = 0
     num_slots: int = 0  # rows computed or reserved, and seats empty while requests waited
     num_useful_slots: int = 0  # of these, rows that produced a wanted token
+    num_prefill_tokens: int = 0  # prompt tokens computed, again after a preemption
 
     @property
     def slot_utilization(self) -> float:
         """Share of the slots of all steps so far that produced a wanted token; 1 before any."""
         return self.num_useful_slots / self.num_slots if self.num_slots else 1.0
+
+
+class RequestProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far one request is."""
+
+    request_id: str
+    arrival_time: float  # seconds, the engine's monotonic clock
+    priority: int
+    num_prompt_tokens: int
+    num_computed_tokens: int  # of prompt and output
+    num_output_tokens: int
+    num_preemptions: int
+    is_done: bool  # it has all its tokens and only keeps its place in its batch
+
+
+class BatchView(msgspec.Struct, frozen=True):
+    """Who runs and who waits at one moment, for people to look at."""
+
+    running: list[RequestProgress]  # in the order of their arrival
+    waiting: list[RequestProgress]  # the first ones, in the order in which they are served
 
 
 class RequestRejectedError(Exception):
@@ -179,3 +200,6 @@ class Scheduler(Protocol):
 
     def stats(self) -> SchedulerStats:
         """A snapshot for the metrics."""
+
+    def view_batch(self, max_waiting: int) -> BatchView:
+        """Who runs, and the first `max_waiting` of those who wait."""

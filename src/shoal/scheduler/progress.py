@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.request import FinishReason, Request, TokenLogprob
 from shoal.scheduler.interface import (
     RequestOutput,
+    RequestProgress,
     RequestTimes,
     SampledToken,
     ScheduledRequest,
@@ -62,6 +63,20 @@ def times_of(request: Request, finished: float | None = None) -> RequestTimes:
         first_scheduled=request.first_scheduled_time,
         first_token=request.first_token_time,
         finished=finished,
+    )
+
+
+def progress_of(request: Request, is_done: bool) -> RequestProgress:
+    """How far a request is."""
+    return RequestProgress(
+        request_id=request.request_id,
+        arrival_time=request.arrival_time,
+        priority=request.priority,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=len(request.output_token_ids),
+        num_preemptions=request.num_preemptions,
+        is_done=is_done,
     )
 
 
