@@ -101,6 +101,18 @@ def test_equal_priorities_never_take_each_others_seats() -> None:
     assert driver.scheduler.stats().num_preemptions == 0
 
 
+def test_a_request_that_was_passed_takes_nothing_back_from_its_equals() -> None:
+    driver = Driver(num_blocks=8, settings=PREEMPTING)
+    driver.arrive("holder", 60, max_tokens=4)
+    driver.step()
+    driver.arrive("large", 100, max_tokens=1)
+    driver.now += 0.5
+    driver.arrive("small", 10, max_tokens=20)
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions == 0
+    assert order_of(driver) == ["holder", "small", "large"]
+
+
 def test_a_request_that_has_aged_keeps_its_seat() -> None:
     driver = Driver(settings={"max_num_seqs": 1, **PREEMPTING})
     driver.arrive("low", 5, max_tokens=100, priority=1)
