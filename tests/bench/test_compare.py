@@ -16,10 +16,10 @@ from shoal.bench.compare import CompareConfig
 from shoal.bench.comparison import Comparison, Run
 from shoal.bench.lengths import LengthRange
 from shoal.bench.measure import RequestTimeline, Slo
-from shoal.bench.replay import Replay
+from shoal.bench.outcome import Outcome
+from shoal.bench.steps import EngineRecord
 from shoal.bench.workload import Workload
 from shoal.config import ConfigError, EngineConfig
-from shoal.scheduler.interface import SchedulerStats
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,8 @@ def test_each_strategy_gets_the_settings_that_it_has() -> None:
 
 def comparison(latencies: dict[float, dict[str, float]], **stats: int) -> Comparison:
     """What a comparison would be whose mean latencies (seconds) by load and strategy are these."""
-    counters = {
-        "num_requests_running": 0,
-        "num_requests_waiting": 0,
-        "num_blocks_total": 10,
-        "num_blocks_used": 0,
-        "num_preemptions": 0,
-    }
-    replay = Replay([RequestTimeline(0, 1, 2, 3, 4)], [0.0], 0, [], SchedulerStats(**counters))
+    engine = EngineRecord([], [0.0], num_blocks=10, num_preemptions=0)
+    outcome = Outcome([RequestTimeline(0, 1, 2, 3, 4)], [], engine)
 
     def run(strategy: str, latency: float) -> Run:
         figures = {
@@ -110,7 +104,7 @@ def comparison(latencies: dict[float, dict[str, float]], **stats: int) -> Compar
             "kv_cache_usage_max": 0.3,
             "preemptions": 0,
         }
-        return Run(strategy, 1.0, replay, figures | stats)
+        return Run(strategy, 1.0, outcome, figures | stats)
 
     strategies = next(iter(latencies.values()))
     result = Comparison(dict.fromkeys(strategies, EngineConfig()), [], list(latencies), Slo(), 0)

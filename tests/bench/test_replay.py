@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.replay import Replay, ReplayEngine, RowKind, StepRecord
+from shoal.bench.replay import Replay, ReplayEngine
+from shoal.bench.steps import RowKind, StepRecord
 from shoal.bench.timeline import lanes_of
 from shoal.config import EngineConfig
 

@@ -92,7 +92,7 @@ def _on_limits(config: EngineConfig, run: Run) -> list[str]:
     figures = run.figures
     sentences = []
     waits_long = figures["queue_time_mean_ms"] > LONG_QUEUE_SHARE * figures["ttft_mean_ms"]
-    has_queue = any(step.num_waiting > 0 for step in run.replay.steps)
+    has_queue = any(step.num_waiting > 0 for step in run.outcome.engine.steps)
     if figures["preemptions"] > 0:
         sentences.append(
             f"{figures['preemptions']:.0f} preemptions: the KV pool is too small for "

@@ -31,14 +31,16 @@ def draw_all(comparison: Comparison) -> dict[str, bytes]:
 
 def _timelines(runs: dict[str, Run]) -> Figure:
     """Requests over slots; all strategies on one time axis."""
-    num_slots = max(max(len(step.rows) for step in run.replay.steps) for run in runs.values())
+    num_slots = max(
+        max(len(step.rows) for step in run.outcome.engine.steps) for run in runs.values()
+    )
     height = 1.2 + len(runs) * min(3.0, 0.8 + 0.2 * num_slots)
     figure = Figure((WIDTH_INCHES, height), DPI, layout="constrained")
     panels = _panels(figure, len(runs), 1, sharex=True)
     for axes, (strategy, run) in zip(panels, runs.items(), strict=True):
         used = f"{run.figures['slot_utilization']:.0%} of the slots used"
         title = f"{strategy}: {used}"
-        draw_timeline(axes, run.replay.steps, title, names=num_slots <= MAX_NAMED_SLOTS)
+        draw_timeline(axes, run.outcome.engine.steps, title, names=num_slots <= MAX_NAMED_SLOTS)
     panels[-1].set_xlabel("seconds")
     figure.legend(handles=legend_entries(), loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -82,7 +84,7 @@ def _distributions(runs: dict[str, Run]) -> Figure:
         panels, (("ttft", "s", 1.0), ("tpot", "ms", 1e3), ("e2e", "s", 1.0)), strict=True
     ):
         for strategy, run in runs.items():
-            values = [getattr(timeline, name) for timeline in run.replay.timelines]
+            values = [getattr(timeline, name) for timeline in run.outcome.timelines]
             known = np.sort([value * scale for value in values if value is not None])
             if known.size > 0:
                 shares = np.arange(1, known.size + 1) / known.size
@@ -100,12 +102,12 @@ def _utilization(runs: dict[str, Run]) -> Figure:
     figure = Figure((WIDTH_INCHES, 4.6), DPI, layout="constrained")
     slots, blocks = _panels(figure, 2, 1, sharex=True)
     for strategy, run in runs.items():
-        steps = run.replay.steps
+        steps = run.outcome.engine.steps
         times = [step.end for step in steps]
         window = max(1, len(steps) // 150)  # single steps would hide the course
         useful = _mean_over(window, [step.num_useful_slots for step in steps])
         reserved = _mean_over(window, [step.num_slots for step in steps])
-        used = [step.num_blocks_used / run.replay.stats.num_blocks_total for step in steps]
+        used = run.outcome.engine.kv_usage
         colour = STYLES[strategy][0]
         slots.plot(times, useful / reserved, color=colour, label=strategy, linewidth=1.2)
         blocks.plot(times, used, color=colour, linewidth=1.2)

@@ -21,7 +21,7 @@ from shoal.bench.comparison import Comparison
 from shoal.bench.lengths import LengthRange
 from shoal.bench.machine import Machine
 from shoal.bench.measure import Slo
-from shoal.bench.replay import ReplayEngine
+from shoal.bench.replay import replay_in_process
 from shoal.bench.report import write_json
 from shoal.bench.workload import Workload, generate_requests, ordinary_token_ids
 from shoal.config import ConfigError, EngineConfig, SchedulerName
@@ -134,16 +134,8 @@ def _prepare(config: CompareConfig) -> Comparison:
     configs: dict[str, EngineConfig] = {name: config.engine(name) for name in config.scheduler}
     model = open_model(resolve(config.model, progress=True))
     vocabulary = ordinary_token_ids(load_text_interface(model).tokenizer)
-    engine = ReplayEngine(configs[config.scheduler[0]])
     warm_up = generate_requests(_WARM_UP, vocabulary)
-    try:
-        engine.run(
-            [request.prompt_token_ids for request in warm_up],
-            [request.max_tokens for request in warm_up],
-            [0.0] * len(warm_up),
-        )
-    finally:
-        engine.close()
+    replay_in_process(configs[config.scheduler[0]], warm_up, [0.0] * len(warm_up))
     requests = generate_requests(config.workload, vocabulary)
     return Comparison(configs, requests, config.load, config.slo, config.workload.seed)
 

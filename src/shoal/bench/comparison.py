@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from shoal.bench.arrivals import gamma_arrivals, trace_arrivals
-from shoal.bench.measure import Slo, measure
-from shoal.bench.replay import Replay, ReplayEngine
-from shoal.bench.report import Figures, figures_of
+from shoal.bench.errors import BenchError
+from shoal.bench.measure import Slo
+from shoal.bench.outcome import Outcome
+from shoal.bench.replay import replay_in_process
+from shoal.bench.report import Figures
 from shoal.bench.workload import WorkloadRequest
 from shoal.config import EngineConfig
 
 AT_ONCE = "all at once"
+
+Runner = Callable[[EngineConfig, Sequence[WorkloadRequest], Sequence[float]], Outcome]
+"""Makes one run: requests that arrive at these times (seconds), with these settings."""
+
+
+def run_in_process(
+    config: EngineConfig, requests: Sequence[WorkloadRequest], times: Sequence[float]
+) -> Outcome:
+    """The `Runner` that has the engine in this process.
+
+    Raises:
+        ConfigError, ModelError: the engine can't be built.
+    """
+    return replay_in_process(config, requests, times).outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +37,7 @@ class Run:
 
     strategy: str
     rate: float | None
-    replay: Replay
+    outcome: Outcome
     figures: Figures
 
 
@@ -35,6 +50,7 @@ class Comparison:
     loads: Sequence[float]
     slo: Slo
     seed: int
+    runner: Runner = run_in_process
     at_once: dict[str, Run] = field(default_factory=dict)
     loaded: dict[float, dict[str, Run]] = field(default_factory=dict)  # by the load
 
@@ -62,7 +78,12 @@ class Comparison:
                 yield f"{load:.0%} load", strategy, run
 
     def measure_all(self, on_run: Callable[[str], None]) -> None:
-        """Make all runs, the strategies alternating; `on_run` is told of each before it begins."""
+        """Make all runs, the strategies alternating; `on_run` is told of each before it begins.
+
+        Raises:
+            BenchError: no request of a run completed.
+            ConfigError, ModelError: an engine can't be built.
+        """
         for strategy in self.configs:
             on_run(f"{strategy}, {AT_ONCE}")
             self.at_once[strategy] = self._run(strategy, None)
@@ -73,16 +94,12 @@ class Comparison:
                 self.loaded[load][strategy] = self._run(strategy, load * self.capacity)
 
     def _run(self, strategy: str, rate: float | None) -> Run:
-        engine = ReplayEngine(self.configs[strategy])
+        outcome = self.runner(self.configs[strategy], self.requests, self._times(rate))
         try:
-            replay = engine.run(
-                [request.prompt_token_ids for request in self.requests],
-                [request.max_tokens for request in self.requests],
-                self._times(rate),
-            )
-        finally:
-            engine.close()
-        return Run(strategy, rate, replay, replay_figures(replay, self.slo))
+            figures = outcome.figures(self.slo)
+        except BenchError as error:
+            raise BenchError(f"{strategy}: {error}") from error
+        return Run(strategy, rate, outcome, figures)
 
     def _times(self, rate: float | None) -> Sequence[float]:
         """Arrivals at a mean rate: those of a trace, stretched, or a Poisson process."""
@@ -92,18 +109,3 @@ class Comparison:
             return gamma_arrivals(rate, 1.0, len(self.requests), self.seed).times
         natural = trace_arrivals(self.requests, 1.0)
         return trace_arrivals(self.requests, (natural.offered_rate or rate) / rate).times
-
-
-def replay_figures(replay: Replay, slo: Slo) -> Figures:
-    """The figures of a run by name: those of every benchmark, and what only the engine knows."""
-    figures = figures_of(measure(replay.timelines, replay.num_failed, slo=slo))
-    stats = replay.stats
-    usage = [step.num_blocks_used / stats.num_blocks_total for step in replay.steps]
-    return figures | {
-        "queue_time_mean_ms": fmean(replay.queue_times) * 1e3,
-        "slot_utilization": stats.slot_utilization,
-        "kv_cache_usage_mean": fmean(usage),
-        "kv_cache_usage_max": max(usage),
-        "preemptions": stats.num_preemptions,
-        "steps": stats.num_steps,
-    }

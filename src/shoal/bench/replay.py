@@ -10,9 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from shoal.bench.load import REFUSED, Failure
 from shoal.bench.measure import RequestTimeline
+from shoal.bench.outcome import Outcome
+from shoal.bench.patience import ENDLESS, Patience
+from shoal.bench.steps import EngineRecord, RowKind, StepRecord
+from shoal.bench.workload import WorkloadRequest
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, StepReport
 from shoal.engine.inputs import InputProcessor
@@ -23,45 +27,70 @@ from shoal.request import Request, SamplingParams
 from shoal.scheduler.interface import (
     QueueFullError,
     RequestOutput,
+    RequestRejectedError,
     ScheduledRequest,
     SchedulerStats,
 )
 
-
-class RowKind(StrEnum):
-    """What a step computed for a request."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    PADDING = "padding"
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step: when it ran, its rows by request id, and how full it was.
-
-    Times are seconds after the start of the replay.
-    """
-
-    start: float
-    end: float
-    rows: dict[str, RowKind]
-    num_tokens: int
-    num_slots: int
-    num_useful_slots: int  # rows that produced a wanted token
-    num_blocks_used: int
-    num_waiting: int
+REJECTED = "rejected"  # it can never fit the context or the KV pool
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of the requests. `queue_times` are seconds from arrival to the first step."""
+    """What came of the requests. `queue_times` are seconds from arrival to the first step.
+
+    `given_up` says that it ended early; requests under way are then in nothing but the steps.
+    """
 
     timelines: list[RequestTimeline]
     queue_times: list[float]
-    num_failed: int
+    failures: list[Failure]
     steps: list[StepRecord]
     stats: SchedulerStats
+    given_up: bool
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that brought no answer, refused ones included."""
+        return len(self.failures)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The same in the form that runs against a server have too."""
+        return Outcome(
+            self.timelines,
+            self.failures,
+            EngineRecord(
+                self.steps,
+                self.queue_times,
+                num_blocks=self.stats.num_blocks_total,
+                num_preemptions=self.stats.num_preemptions,
+            ),
+        )
+
+
+def replay_in_process(
+    config: EngineConfig,
+    requests: Sequence[WorkloadRequest],
+    times: Sequence[float],
+    patience: Patience = ENDLESS,
+) -> Replay:
+    """Replay `requests`, which arrive at `times` (seconds), on an engine made for it.
+
+    Raises:
+        ConfigError, ModelError: the engine can't be built.
+        WorkloadError: the prompts are text.
+    """
+    engine = ReplayEngine(config)
+    try:
+        return engine.run(
+            [request.prompt_token_ids for request in requests],
+            [request.max_tokens for request in requests],
+            times,
+            patience,
+        )
+    finally:
+        engine.close()
 
 
 @dataclass(slots=True)
@@ -73,6 +102,7 @@ class _Progress:
     num_tokens: int = 0
     queue_time: float = 0.0
     ended: bool = False
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +148,8 @@ class ReplayEngine:
     _start: float = field(init=False, default=0.0)
     _log: _StepLog = field(init=False, default_factory=_StepLog)
     _progress: dict[str, _Progress] = field(init=False, default_factory=dict)
-    _num_failed: int = field(init=False, default=0)
+    _failures: list[Failure] = field(init=False, default_factory=list)
+    _num_missed: int = field(init=False, default=0)  # ended requests that missed the SLO
 
     def __post_init__(self) -> None:
         model = open_model(resolve(self.config.model))
@@ -135,40 +166,49 @@ class ReplayEngine:
         prompts: Sequence[list[int]],
         max_tokens: Sequence[int],
         times: Sequence[float],
+        patience: Patience = ENDLESS,
     ) -> Replay:
         """Generate `max_tokens[i]` tokens for `prompts[i]`, which arrives at `times[i]` seconds.
 
-        The answers are greedy and always as long as asked. A refused request counts as failed.
+        The answers are greedy and always as long as asked.
         """
         self._start = self._log.start = self.clock()
-        pending = deque(
-            self._make_request(str(index), *question)
-            for index, question in sorted(
-                enumerate(zip(prompts, max_tokens, times, strict=True)), key=lambda item: item[1][2]
-            )
+        questions = sorted(
+            enumerate(zip(prompts, max_tokens, times, strict=True)), key=lambda item: item[1][2]
         )
+        pending: deque[Request] = deque()
+        for index, question in questions:
+            pending.extend(self._make_requests(str(index), *question))
         while pending or self._core.has_work():
             self._take_in(pending)
             if self._core.has_work():
-                self._note(self._core.step())
+                self._note(self._core.step(), patience)
+            if self._is_exhausted(patience):
+                return self._result(given_up=True)
             self._sleep(pending)
-        return self._result()
+        return self._result(given_up=False)
 
-    def _make_request(
+    def _make_requests(
         self, request_id: str, prompt: list[int], max_tokens: int, arrival: float
-    ) -> Request:
+    ) -> list[Request]:
+        """The one request of a question; none if it can never fit."""
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        return self._inputs.process(request_id, prompt, params, arrival_time=self._start + arrival)[
-            0
-        ]
+        arrival_time = self._start + arrival
+        try:
+            return self._inputs.process(request_id, prompt, params, arrival_time=arrival_time)
+        except RequestRejectedError as error:
+            self._failures.append(Failure(REJECTED, str(error)))
+            return []
 
     def _take_in(self, pending: deque[Request]) -> None:
         while pending and pending[0].arrival_time <= self.clock():
             request = pending.popleft()
             try:
                 self._core.add([request])
-            except QueueFullError:
-                self._num_failed += 1
+            except QueueFullError as error:
+                self._failures.append(Failure(REFUSED, str(error)))
+            except RequestRejectedError as error:
+                self._failures.append(Failure(REJECTED, str(error)))
             else:
                 self._progress[request.request_id] = _Progress(request)
         if not pending:
@@ -182,7 +222,22 @@ class ReplayEngine:
         if waits and min(waits) > 0:
             time.sleep(min(waits))
 
-    def _note(self, outputs: Sequence[RequestOutput]) -> None:
+    def _is_exhausted(self, patience: Patience) -> bool:
+        now = self.clock()
+        if now - self._start > patience.max_seconds:
+            return True
+        if not patience.counts_misses:
+            return False
+        missed = sum(
+            patience.is_missed(
+                now - progress.request.arrival_time, has_token=bool(progress.token_times)
+            )
+            for progress in self._progress.values()
+            if not progress.ended
+        )
+        return missed + self._num_missed + len(self._failures) > patience.max_misses
+
+    def _note(self, outputs: Sequence[RequestOutput], patience: Patience) -> None:
         now = self.clock()
         for output in outputs:
             progress = self._progress[output.request_id]
@@ -190,18 +245,23 @@ class ReplayEngine:
                 progress.token_times.append(now - self._start)
                 progress.num_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
-                progress.ended = output.error is None
+                progress.ended, progress.error = True, output.error
+                if output.error is not None:
+                    self._failures.append(Failure("error", output.error))
+                elif not patience.slo.is_met_by(self._timeline(progress)):
+                    self._num_missed += 1
                 if output.times is not None and output.times.first_scheduled is not None:
                     progress.queue_time = output.times.first_scheduled - output.times.arrival
 
-    def _result(self) -> Replay:
-        ended = [progress for progress in self._progress.values() if progress.ended]
+    def _result(self, *, given_up: bool) -> Replay:
+        ended = [p for p in self._progress.values() if p.ended and p.error is None]
         return Replay(
             timelines=[self._timeline(progress) for progress in ended],
             queue_times=[progress.queue_time for progress in ended],
-            num_failed=self._num_failed + len(self._progress) - len(ended),
+            failures=self._failures,
             steps=self._log.steps,
             stats=self._core.stats(),
+            given_up=given_up,
         )
 
     def _timeline(self, progress: _Progress) -> RequestTimeline:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from shoal.bench.replay import RowKind, StepRecord
+from shoal.bench.steps import RowKind, StepRecord
 
 # Readable in print, and told apart by people who don't see red and green differ.
 COLOURS = {RowKind.PREFILL: "#e69f00", RowKind.DECODE: "#0072b2", RowKind.PADDING: "#d0d0d0"}
