@@ -46,7 +46,12 @@ def test_every_step_has_its_three_parts_one_after_the_other(tmp_path: Path) -> N
         assert earlier["ts"] + earlier["dur"] <= later["ts"]
     executed = [span["args"] for span in spans if span["name"] == "execute"]
     assert [args["tokens"] for args in executed] == [25, 2, 1]
-    assert [args["decodes"] for args in executed] == [0, 2, 1]
+    assert [args["useful"] for args in executed] == [2, 2, 1]
+    assert [args["rows"] for args in executed] == [
+        {"prefill": ["0", "1"], "decode": [], "padding": []},
+        {"prefill": [], "decode": ["0", "1"], "padding": []},
+        {"prefill": [], "decode": ["0"], "padding": []},
+    ]
 
 
 def test_an_ended_request_has_its_phases_from_arrival_to_end(tmp_path: Path) -> None:
@@ -65,5 +70,5 @@ def test_counters_follow_the_requests_and_the_blocks(tmp_path: Path) -> None:
     events = trace(tmp_path / "trace.json", (40, 2))
     counters = [(event["name"], event["args"]) for event in events if event["ph"] == "C"]
     assert Counter(name for name, _ in counters) == {"requests": 2, "KV blocks": 2}
-    assert counters[1] == ("KV blocks", {"used": 3})
-    assert counters[-1] == ("KV blocks", {"used": 0})
+    assert counters[1] == ("KV blocks", {"used": 3, "free": NUM_BLOCKS - 3})
+    assert counters[-1] == ("KV blocks", {"used": 0, "free": NUM_BLOCKS})

@@ -2,7 +2,7 @@
 
 The format is the Trace Event Format's JSON array. Times are microseconds of the engine's clock.
 Steps stand on two tracks, what the scheduler and the executor did; requests on a track each, from
-their arrival to their end; the batch and the KV pool are counters.
+their arrival to their end; the batch and the KV pool are counters, as they are after each step.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class StepTrace:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._separator = b"[\n"
+        self._num_useful_slots = 0  # of all steps so far
         self._write(
             _name("process_name", 0, "shoal engine"),
             _name("thread_name", _SCHEDULER, "scheduler"),
@@ -47,20 +48,29 @@ class StepTrace:
 
     def on_step(self, report: StepReport) -> None:
         """Write a step, and the requests that ended with it."""
-        step = report.step
+        step, stats = report.step, report.stats
+        batch = _batch_of(step) | {"useful": stats.num_useful_slots - self._num_useful_slots}
+        self._num_useful_slots = stats.num_useful_slots
         self._write(
             _span("schedule", _SCHEDULER, report.schedule_start, report.execute_start, {}),
-            _span("execute", _EXECUTOR, report.execute_start, report.update_start, _batch_of(step)),
+            _span("execute", _EXECUTOR, report.execute_start, report.update_start, batch),
             _span("update", _SCHEDULER, report.update_start, report.update_end, {}),
             _counter(
                 "requests",
                 report.execute_start,
                 {
-                    "running": report.stats.num_requests_running,
-                    "waiting": report.stats.num_requests_waiting,
+                    "running": stats.num_requests_running,
+                    "waiting": stats.num_requests_waiting,
                 },
             ),
-            _counter("KV blocks", report.execute_start, {"used": report.stats.num_blocks_used}),
+            _counter(
+                "KV blocks",
+                report.execute_start,
+                {
+                    "used": stats.num_blocks_used,
+                    "free": stats.num_blocks_total - stats.num_blocks_used,
+                },
+            ),
             *(
                 _instant("preempted", report.schedule_start, request_id)
                 for request_id in step.preempted_request_ids
@@ -82,15 +92,17 @@ class StepTrace:
 
 
 def _batch_of(step: ScheduledStep) -> Event:
-    rows = step.requests
-    decodes = [row for row in rows if row.num_computed_tokens >= row.request.num_prompt_tokens]
+    """What a step computes: its size, and the ids of its requests by what they are in it for."""
+    rows: dict[str, list[str]] = {"prefill": [], "decode": [], "padding": []}
+    for row in step.requests:
+        is_decode = row.num_computed_tokens >= row.request.num_prompt_tokens
+        kind = "padding" if row.is_padding else "decode" if is_decode else "prefill"
+        rows[kind].append(row.request.request_id)
     return {
         "step": step.step_id,
         "tokens": step.num_scheduled_tokens,
-        "requests": len(rows),
-        "decodes": sum(not row.is_padding for row in decodes),
-        "padding": sum(row.is_padding for row in rows),
         "slots": step.num_slots,
+        "rows": rows,
     }
 
 
