@@ -12,13 +12,14 @@ from typing import Any
 import httpx
 import uvicorn
 
+from shoal.config import EngineConfig
 from shoal.engine.inputs import DEFAULT_OPTIONS
 from shoal.engine.messages import EngineInfo
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.chat import ChatTemplate
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import FinishReason, RequestOptions, SamplingParams, TokenLogprob
-from shoal.scheduler.interface import SchedulerStats
+from shoal.scheduler.interface import BatchView, SchedulerStats
 from shoal.server.app import create_app
 from shoal.server.state import ServerState
 
@@ -38,6 +39,9 @@ class FakeEngine:
     num_cached_blocks: int = 0
     options: list[RequestOptions] = field(default_factory=list)
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    config: EngineConfig = field(default_factory=EngineConfig)
+    batch: BatchView = field(default_factory=lambda: BatchView([], []))
+    num_views: int = 0
     num_running: int = 0
     num_aborted: int = 0
 
@@ -66,6 +70,10 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> int:
         num_blocks, self.num_cached_blocks = self.num_cached_blocks, 0
         return num_blocks
+
+    async def view_batch(self) -> BatchView:
+        self.num_views += 1
+        return self.batch
 
     async def generate(
         self,

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal.server import chat, completions, prefix_cache, probes, tokenization
+from shoal.server import chat, completions, dashboard, prefix_cache, probes, tokenization
 from shoal.server.errors import EXPECTED_ERRORS, answer_error
 from shoal.server.middleware import RequestMiddleware
 from shoal.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -58,6 +58,11 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for path, handler in _GET_ROUTES:
         app.add_api_route(path, handler, methods=["GET"])
+    for path, handler in (
+        *dashboard.page_handlers(),
+        (dashboard.STATE_PATH, dashboard.dashboard_state),
+    ):
+        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
     for path, handler, body in _POST_ROUTES:
         ref = {"$ref": _SCHEMA_REF.format(name=body.__name__)}
         content = {"application/json": {"schema": ref}}

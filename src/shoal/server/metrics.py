@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from shoal.engine.outputs import RequestMetrics
 from shoal.request import FinishReason
 from shoal.server.never_fails import never_fails
+from shoal.server.recent import RecentLatencies, RecentSteps
 from shoal.server.record import Refusal
 from shoal.server.step_metrics import StepMetrics
 
@@ -24,12 +25,18 @@ COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Metrics:
-    """The metrics of one server; `steps` has those of its scheduler."""
+    """The metrics of one server.
+
+    `steps` has those of its scheduler; `recent_*` know the last minutes, for the dashboard.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.steps = StepMetrics()
         self._registry.register(self.steps)
+        self.recent_steps = RecentSteps()
+        self.recent_ttft = RecentLatencies()
+        self.recent_tpot = RecentLatencies()
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts computed.")
         self._generation_tokens = _PlainCounter("shoal:generation_tokens", "Tokens generated.")
         self._registry.register(self._generation_tokens)
@@ -77,6 +84,7 @@ class Metrics:
     def first_tokens(self, seconds: float, num_tokens: int) -> None:
         """A choice got its first tokens `seconds` after the request arrived."""
         self._ttft.observe(seconds)
+        self.recent_ttft.observe(seconds)
         self._generation_tokens.value += num_tokens
 
     @never_fails
@@ -100,6 +108,7 @@ class Metrics:
         self._e2e.observe(seconds)
         if seconds_per_token is not None:
             self._tpot.observe(seconds_per_token)
+            self.recent_tpot.observe(seconds_per_token)
 
     @never_fails
     def ended_in_engine(self, metrics: RequestMetrics) -> None:
@@ -117,9 +126,26 @@ class Metrics:
         """A request was turned away."""
         self._refused.labels(reason).inc()
 
+    def finished_by_reason(self) -> dict[str, int]:
+        """Choices that ended."""
+        return _by_label(self._success, "finished_reason")
+
+    def refused_by_reason(self) -> dict[str, int]:
+        """Requests turned away."""
+        return _by_label(self._refused, "reason")
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def _by_label(counter: Counter, label: str) -> dict[str, int]:
+    return {
+        sample.labels[label]: int(sample.value)
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
 
 
 class _PlainCounter(Collector):

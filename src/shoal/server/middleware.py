@@ -8,13 +8,14 @@ import logging
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.server.dashboard import PAGE_PATHS, STATE_PATH
 from shoal.server.errors import ApiError, to_api_error
 from shoal.server.record import RequestRecord
 from shoal.server.state import ServerState
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"}) | PAGE_PATHS
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-PROBE_PATHS = frozenset({"/health", "/ready", "/metrics"})
+POLLED_PATHS = frozenset({"/health", "/ready", "/metrics", STATE_PATH})
 MAX_REQUEST_ID_CHARS = 128
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,11 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", ()), id_header]
             await send(message)
 
-        with self._state.in_flight():
+        with self._state.in_flight(record):
             await self._answer(scope, receive, send_with_id, headers, record)
         if record.refusal is not None and record.path in GENERATION_PATHS:
             self._state.metrics.refused(record.refusal)
-        level = logging.DEBUG if record.path in PROBE_PATHS else logging.INFO
+        level = logging.DEBUG if record.path in POLLED_PATHS else logging.INFO
         access_logger.log(level, "%s", record.log_line())
 
     async def _answer(

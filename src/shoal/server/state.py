@@ -9,19 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from shoal.config import EngineConfig
 from shoal.engine.inputs import DEFAULT_OPTIONS
 from shoal.engine.messages import EngineInfo
 from shoal.engine.outputs import CompletionDelta
 from shoal.model.chat import ChatTemplate
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import RequestOptions, SamplingParams
-from shoal.scheduler.interface import SchedulerStats
+from shoal.scheduler.interface import BatchView, SchedulerStats
 from shoal.server.errors import ApiError, unavailable
 from shoal.server.metrics import Metrics
+from shoal.server.record import RequestRecord
 
 
 class Engine(Protocol):
     """What the server asks of an engine (`shoal.engine.client.AsyncEngine`)."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings that the engine was made with."""
 
     @property
     def info(self) -> EngineInfo:
@@ -58,6 +64,9 @@ class Engine(Protocol):
     async def reset_prefix_cache(self) -> int:
         """Forget all cached KV blocks; returns how many."""
 
+    async def view_batch(self) -> BatchView:
+        """Who runs, and the first of those who wait."""
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -70,12 +79,13 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
     _stopped: bool = False
-    _num_in_flight: int = 0
+    _in_flight: dict[str, RequestRecord] = field(default_factory=dict)  # by request_id
     _work: set[asyncio.Future[Any]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.engine.watch_stats(self.metrics.steps.observe)
+        self.engine.watch_stats(self.metrics.recent_steps.observe)
         self._idle.set()
 
     def require_ready(self) -> None:
@@ -116,16 +126,20 @@ class ServerState:
         )
 
     @contextmanager
-    def in_flight(self) -> Iterator[None]:
+    def in_flight(self, record: RequestRecord) -> Iterator[None]:
         """Count a request as in flight for the block."""
-        self._num_in_flight += 1
+        self._in_flight[record.request_id] = record
         self._idle.clear()
         try:
             yield
         finally:
-            self._num_in_flight -= 1
-            if self._num_in_flight == 0:
+            del self._in_flight[record.request_id]
+            if not self._in_flight:
                 self._idle.set()
+
+    def record_of(self, request_id: str) -> RequestRecord | None:
+        """The record of a request in flight, by the id that the server gave it."""
+        return self._in_flight.get(request_id)
 
     async def wait_until_idle(self) -> None:
         """Return when no request is in flight."""

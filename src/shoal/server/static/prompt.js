@@ -1,0 +1,125 @@
+// The box that sends a prompt, streams its answer and can stop it.
+
+import { authorization } from "./key.js";
+
+const TEMPERATURE = 0.7;
+const form = document.getElementById("prompt-form");
+const prompt = document.getElementById("prompt");
+const maxTokens = document.getElementById("max-tokens");
+const send = document.getElementById("send");
+const stop = document.getElementById("stop");
+const answer = document.getElementById("answer");
+const status = document.getElementById("answer-status");
+
+let running = null; // the AbortController of the request that runs
+let isChat = true;
+
+/** The id of the request sent last, to find it in the batch. */
+export let ownRequestId = null;
+
+/** Tell whether the model answers chats; called with each state of the server. */
+export function setChat(value) {
+  isChat = value;
+}
+
+/** Tell where the own request is: "waiting", "prefill", "decode" or null. */
+export function showPhase(phase) {
+  const words = { waiting: "Waiting in the queue", prefill: "Its prompt is being computed", decode: "Answering" };
+  if (running && words[phase]) say(words[phase]);
+}
+
+/** Make the box work; `onSend` is called when a request has been sent. */
+export function startPromptBox(onSend) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!running) run(onSend);
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  stop.addEventListener("click", () => running?.abort());
+}
+
+async function run(onSend) {
+  running = new AbortController();
+  ownRequestId = `dashboard-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+  setRunning(true);
+  answer.textContent = "";
+  answer.hidden = false;
+  say("Sent");
+  try {
+    const request = post(running.signal);
+    onSend();
+    say(await readAnswer(await request));
+  } catch (error) {
+    say(error.name === "AbortError" ? "Stopped" : `Failed: ${error.message}`);
+  } finally {
+    running = null;
+    setRunning(false);
+  }
+}
+
+function post(signal) {
+  const common = {
+    max_tokens: maxTokens.valueAsNumber,
+    temperature: TEMPERATURE,
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  const chat = { ...common, messages: [{ role: "user", content: prompt.value }] };
+  const completion = { ...common, prompt: prompt.value };
+  return fetch(isChat ? "/v1/chat/completions" : "/v1/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Request-Id": ownRequestId, ...authorization() },
+    body: JSON.stringify(isChat ? chat : completion),
+    signal,
+  });
+}
+
+/** Show the stream as it comes; returns how it ended, in words. */
+async function readAnswer(response) {
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  let reason = null;
+  let usage = null;
+  for await (const event of events(response.body)) {
+    if (event.error) throw new Error(event.error.message);
+    for (const choice of event.choices) {
+      answer.append(choice.delta?.content ?? choice.text ?? "");
+      reason = choice.finish_reason ?? reason;
+    }
+    usage = event.usage ?? usage;
+  }
+  const limit = reason === "length" ? ", cut at the limit" : "";
+  return `Finished: ${usage.completion_tokens} tokens${limit}`;
+}
+
+/** The events of a stream, parsed. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.slice("data: ".length);
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+function setRunning(value) {
+  const hadFocus = document.activeElement === stop;
+  send.disabled = value;
+  stop.disabled = !value;
+  if (!value && hadFocus) prompt.focus(); // a disabled button would lose the keyboard's place
+}
+
+function say(text) {
+  if (status.textContent !== text) status.textContent = text; // each change is read out
+}
