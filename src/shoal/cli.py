@@ -52,6 +52,7 @@ bench.command("shoal.bench.throughput:run", name="throughput", help="Measure the
 bench.command("shoal.bench.serve:run", name="serve", help="Put load on a server and measure it.")
 bench.command("shoal.bench.compare:run", name="compare", help="Compare the strategies.")
 app.command(bench)
+app.command("shoal.bench.tune:run", name="tune", help="Find the limits that suit a workload.")
 
 
 @app.command

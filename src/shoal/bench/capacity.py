@@ -84,27 +84,56 @@ class Capacity:
     too_high: float
 
 
+@dataclass(slots=True)
+class RateSearch:
+    """Brackets the capacity by multiplying or dividing the rate by `factor`, then bisects.
+
+    Ask for the share at `rate`, tell with `note` whether it was kept, until it is `done`: when the
+    least rate that is too high is at most (1 + `precision`) times the highest that isn't.
+    """
+
+    precision: float
+    rate: float = FIRST_RATE
+    factor: float = 2.0
+    low: float = 0.0
+    high: float = math.inf
+
+    @property
+    def done(self) -> bool:
+        """Whether the rates are close enough, or beyond what is searched."""
+        is_close = self.high <= self.low * (1 + self.precision)
+        return is_close or not LOWEST_RATE <= self.rate <= HIGHEST_RATE
+
+    @property
+    def capacity(self) -> Capacity:
+        """What is known so far."""
+        return Capacity(self.low, self.high)
+
+    def note(self, *, kept: bool) -> None:
+        """Take in whether enough requests met the SLO at `rate`, and choose the next rate."""
+        if kept:
+            self.low = self.rate
+        else:
+            self.high = self.rate
+        if math.isinf(self.high):
+            self.rate = self.low * self.factor
+        elif self.low == 0:
+            self.rate = self.high / self.factor
+        else:
+            self.rate = math.sqrt(self.low * self.high)
+
+
 async def find_capacity(
     share_at: Callable[[float], Awaitable[float]], share: float, precision: float
 ) -> Capacity:
-    """Bracket the capacity by doubling or halving the rate, then bisect.
+    """Search for the capacity.
 
     Args:
         share_at: measures at a rate which share of the requests met the SLO.
         share: the share that has to.
-        precision: the search ends when `too_high` is at most (1 + precision) times `rate`.
+        precision: that of `RateSearch`.
     """
-    rate = FIRST_RATE
-    low, high = 0.0, math.inf
-    while LOWEST_RATE <= rate <= HIGHEST_RATE and high > low * (1 + precision):
-        if await share_at(rate) >= share:
-            low = rate
-        else:
-            high = rate
-        if math.isinf(high):
-            rate = 2 * low
-        elif low == 0:
-            rate = high / 2
-        else:
-            rate = math.sqrt(low * high)
-    return Capacity(low, high)
+    search = RateSearch(precision)
+    while not search.done:
+        search.note(kept=await share_at(search.rate) >= share)
+    return search.capacity

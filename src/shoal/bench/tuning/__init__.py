@@ -1,0 +1,1 @@
+"""Finds the strategy and the limits that suit a workload, by measuring."""
