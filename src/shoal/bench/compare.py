@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.bench.advice import advice_on
-from shoal.bench.comparison import Comparison
+from shoal.bench.comparison import Comparison, Runner, run_in_process
 from shoal.bench.lengths import LengthRange
 from shoal.bench.machine import Machine
 from shoal.bench.measure import Slo
 from shoal.bench.replay import replay_in_process
 from shoal.bench.report import write_json
+from shoal.bench.served_strategy import ServedRunner
 from shoal.bench.workload import Workload, generate_requests, ordinary_token_ids
 from shoal.config import ConfigError, EngineConfig, SchedulerName
 from shoal.engine.loading import load_text_interface
@@ -75,6 +76,10 @@ class CompareConfig:
     slo: Slo = field(default_factory=Slo)
     """Limits for goodput."""
 
+    served: bool = False
+    """Give each run a server of its own and ask it over HTTP; without it the engine runs in this
+    process."""
+
     output: Path = Path("comparison.html")
     """File for the report; its JSON and its pictures lie beside it."""
 
@@ -125,6 +130,8 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     console.print(results_table(comparison))
     for sentence in advice:
         console.print(f"- {sentence}", highlight=False)
+    for sentence in content["failures"]:
+        console.print(f"! {sentence}", highlight=False)
     console.print(f"Report: {config.output}", highlight=False)
     return int(any(run.figures["requests_failed"] > 0 for _, _, run in comparison.rows()))
 
@@ -135,9 +142,13 @@ def _prepare(config: CompareConfig) -> Comparison:
     model = open_model(resolve(config.model, progress=True))
     vocabulary = ordinary_token_ids(load_text_interface(model).tokenizer)
     warm_up = generate_requests(_WARM_UP, vocabulary)
-    replay_in_process(configs[config.scheduler[0]], warm_up, [0.0] * len(warm_up))
+    if config.served:
+        runner: Runner = ServedRunner(warm_up)
+    else:
+        runner = run_in_process
+        replay_in_process(configs[config.scheduler[0]], warm_up, [0.0] * len(warm_up))
     requests = generate_requests(config.workload, vocabulary)
-    return Comparison(configs, requests, config.load, config.slo, config.workload.seed)
+    return Comparison(configs, requests, config.load, config.slo, config.workload.seed, runner)
 
 
 def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -> dict[str, Any]:
@@ -148,13 +159,50 @@ def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -
         "settings": asdict(config),
         "num_requests": len(comparison.requests),
         "num_requests_cut": sum(request.cut for request in comparison.requests),
+        "mode": "served" if config.served else "in this process",
+        "mode_in_words": _mode_in_words(config),
         "capacity_requests_per_second": comparison.capacity,
         "advice": advice,
+        "failures": list(_failures_in_words(comparison)),
         "runs": [
-            {"load": load, "strategy": strategy, "rate": run.rate, "figures": run.figures}
+            {
+                "load": load,
+                "strategy": strategy,
+                "rate": run.rate,
+                "figures": run.figures,
+                "failures": run.outcome.failures_by_kind,
+            }
             for load, strategy, run in comparison.rows()
         ],
     }
+
+
+def _mode_in_words(config: CompareConfig) -> str:
+    if not config.served:
+        return (
+            "The engine ran in the process of the benchmark: no HTTP, no second process. It is "
+            "told when the last request has come, so that no batch waits in vain to fill."
+        )
+    mode = (
+        "Each run had a server of its own (shoal serve), asked over HTTP by a load generator on "
+        "the same machine; steps and queueing times are from the server's step trace."
+    )
+    delays = [
+        f"a {name} batch waits up to {config.engine(name).for_serving().queue_delay:g} s to fill"
+        for name in config.scheduler
+        if name != "continuous"
+    ]
+    if delays:
+        mode += f" A server can't know which request is the last: {', '.join(delays)}."
+    return mode
+
+
+def _failures_in_words(comparison: Comparison) -> Iterator[str]:
+    """One sentence for each kind of failure in a run, with what was said the first time."""
+    for load, strategy, run in comparison.rows():
+        for kind, count in run.outcome.failures_by_kind.most_common():
+            message = next(f.message for f in run.outcome.failures if f.kind == kind)
+            yield f"{strategy}, {load}: {count} x {kind}; the first: {message}"
 
 
 @contextmanager

@@ -30,7 +30,10 @@ COLUMNS: tuple[Column, ...] = (
     ("kv_cache_usage_max", "KV peak", 1, 2),
     ("preemptions", "preemptions", 1, 0),
     ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
+    ("requests_failed", "failed", 1, 0),
+    ("requests_refused", "refused", 1, 0),
 )
+ONLY_IF_ANY = ("requests_failed", "requests_refused")
 TERMINAL_COLUMNS = (
     "output_tokens_per_second",
     "ttft_mean_ms",
@@ -83,7 +86,13 @@ def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -
 
 
 def _known_columns(comparison: Comparison) -> list[Column]:
-    known = {name for _, _, run in comparison.rows() for name in run.figures}
+    """The columns of figures that some run has, and that say something."""
+    known = {
+        name
+        for _, _, run in comparison.rows()
+        for name, value in run.figures.items()
+        if value > 0 or name not in ONLY_IF_ANY
+    }
     return [column for column in COLUMNS if column[0] in known]
 
 
