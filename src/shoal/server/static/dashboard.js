@@ -110,9 +110,8 @@ function showSlots(state) {
   const most = state.settings.max_num_seqs;
   put("num-running", count(state.running.length));
   put("max-num-seqs", count(most));
-  const meter = document.getElementById("slots-meter");
-  meter.max = most;
-  meter.value = state.running.length;
+  const description = `${state.running.length} of ${most} slots run`;
+  drawShares(document.getElementById("slots-chart"), [state.running.length / most], description);
   const share = state.slot_utilization;
   put("slot-utilization", share === null ? "–" : `${Math.round(share * 100)} %`);
 }

@@ -48,7 +48,7 @@ async function run(onSend) {
   ownRequestId = `dashboard-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
   setRunning(true);
   answer.textContent = "";
-  answer.hidden = false;
+  answer.hidden = true; // until there is some
   say("Sent");
   try {
     const request = post(running.signal);
@@ -87,13 +87,21 @@ async function readAnswer(response) {
   for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
     for (const choice of event.choices) {
-      answer.append(choice.delta?.content ?? choice.text ?? "");
+      append(choice.delta?.content ?? choice.text ?? "");
       reason = choice.finish_reason ?? reason;
     }
     usage = event.usage ?? usage;
   }
   const limit = reason === "length" ? ", cut at the limit" : "";
   return `Finished: ${usage.completion_tokens} tokens${limit}`;
+}
+
+/** Add to the answer, and keep its end in view for those who haven't scrolled away from it. */
+function append(text) {
+  const isAtEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 30;
+  answer.hidden = false;
+  answer.append(text);
+  if (isAtEnd) answer.scrollTop = answer.scrollHeight;
 }
 
 /** The events of a stream, parsed. */

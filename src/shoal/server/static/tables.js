@@ -2,6 +2,7 @@
 
 /** Show who runs and who waits; the rows of `ownRequestId` stand out. */
 export function showRows(state, ownRequestId) {
+  const requestCell = (cell, row) => showRequest(cell, row, row.request_id === ownRequestId);
   fill("batch", state.running, ownRequestId, [
     ["th", "request", requestCell],
     ["td", "phase", (cell, row) => setText(cell, row.phase)],
@@ -45,11 +46,11 @@ function newRow(columns) {
   return tr;
 }
 
-function requestCell(cell, row) {
-  const name = row.sample === "0/0" ? row.request_id : `${row.request_id} ${row.sample}`;
+function showRequest(cell, row, isOwn) {
+  const sample = row.sample === "0/0" ? "" : ` ${row.sample}`;
   const preempted = row.num_preemptions ? `, preempted ${row.num_preemptions}×` : "";
-  setText(cell, name + preempted);
-  cell.title = name + preempted;
+  setText(cell, (isOwn ? "yours" : row.request_id) + sample + preempted);
+  cell.title = row.request_id;
 }
 
 function promptCell(cell, row) {
