@@ -24,7 +24,12 @@ from shoal.bench.measure import Slo
 from shoal.bench.replay import replay_in_process
 from shoal.bench.report import write_json
 from shoal.bench.served_strategy import ServedRunner
-from shoal.bench.workload import Workload, generate_requests, ordinary_token_ids
+from shoal.bench.workload import (
+    ComparedWorkload,
+    Workload,
+    generate_requests,
+    ordinary_token_ids,
+)
 from shoal.config import ConfigError, EngineConfig, SchedulerName
 from shoal.engine.loading import load_text_interface
 from shoal.model.loader import open_model
@@ -43,7 +48,7 @@ class CompareConfig:
         ConfigError: a value is outside its range.
     """
 
-    workload: Workload = field(default_factory=lambda: Workload(num_requests=24))
+    workload: ComparedWorkload = field(default_factory=ComparedWorkload)
     """What is asked of each strategy."""
 
     scheduler: tuple[SchedulerName, ...] = ALL_STRATEGIES

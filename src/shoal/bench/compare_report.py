@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from shoal.bench.charts import draw_all
@@ -52,9 +53,10 @@ CAPTIONS = {
 def results_table(comparison: Comparison) -> Table:
     """A row for each run with the most telling figures, narrow enough for a terminal."""
     columns = [column for column in COLUMNS if column[0] in TERMINAL_COLUMNS]
-    table = Table(title="Strategies compared", title_justify="left")
+    table = Table(title="Strategies compared", title_justify="left", box=SIMPLE_HEAD)
     for heading in _headings(columns):
-        table.add_column(heading, justify="left" if heading in ("load", "strategy") else "right")
+        is_name = heading in ("load", "strategy")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     for row in _rows(comparison, columns):
         table.add_row(*row)
     return table

@@ -25,7 +25,12 @@ from shoal.bench.tuning.report import as_json, command, sentences, trials_table
 from shoal.bench.tuning.search import Budget, OnTrial, Search
 from shoal.bench.tuning.space import Space
 from shoal.bench.tuning.trial import Objective
-from shoal.bench.workload import Workload, WorkloadRequest, generate_requests, ordinary_token_ids
+from shoal.bench.workload import (
+    TrialWorkload,
+    WorkloadRequest,
+    generate_requests,
+    ordinary_token_ids,
+)
 from shoal.config import ConfigError, EngineConfig, SchedulerName
 from shoal.engine.loading import load_text_interface
 from shoal.model.loader import open_model
@@ -43,7 +48,7 @@ class TuneConfig:
         ConfigError: a value is outside its range, or two settings contradict each other.
     """
 
-    workload: Workload = field(default_factory=lambda: Workload(num_requests=48))
+    workload: TrialWorkload = field(default_factory=TrialWorkload)
     """What is asked in each trial."""
 
     slo: Slo = field(default_factory=Slo)

@@ -21,9 +21,11 @@ from shoal.bench.trace import RequestShape, Stretch, read_trace
 from shoal.model.tokenizer import Tokenizer
 
 __all__ = [
+    "ComparedWorkload",
     "ExponentialLengths",
     "LengthRange",
     "RequestShape",
+    "TrialWorkload",
     "Workload",
     "WorkloadError",
     "WorkloadRequest",
@@ -111,6 +113,24 @@ class Workload:
             raise WorkloadError("trace contradicts dataset: each brings prompts of its own length")
         if self.dataset is not None and self.input_len is not None:
             raise WorkloadError("input_len contradicts dataset, whose prompts have their lengths")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedWorkload(Workload):
+    """The workload of one run: each strategy has several."""
+
+    num_requests: int = 24
+    """How many requests; of a trace at most what its stretch holds."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialWorkload(Workload):
+    """The workload of one trial: many trials have to fit the budget."""
+
+    num_requests: int = 48
+    """How many requests a trial has; of a trace at most what its stretch holds."""
 
 
 @dataclass(frozen=True, slots=True)

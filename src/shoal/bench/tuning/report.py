@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from shoal.bench.serve_flags import serve_flags
@@ -19,13 +20,11 @@ from shoal.config import EngineConfig
 Column = tuple[str, str, float, int]  # figure, heading, factor, decimals
 
 COLUMNS: tuple[Column, ...] = (
-    ("output_tokens_per_second", "output tok/s", 1, 0),
-    ("good_share", "within SLO", 1, 2),
-    ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
-    ("ttft_p90_ms", "TTFT p90 (s)", 1e-3, 2),
-    ("tpot_p90_ms", "TPOT p90 (ms)", 1, 0),
-    ("e2e_mean_ms", "E2E mean (s)", 1e-3, 2),
-    ("preemptions", "preempted", 1, 0),
+    ("output_tokens_per_second", "tok/s", 1, 0),
+    ("good_share", "SLO met", 1, 2),
+    ("ttft_p90_ms", "TTFT p90 s", 1e-3, 2),
+    ("tpot_p90_ms", "TPOT p90 ms", 1, 0),
+    ("e2e_mean_ms", "E2E mean s", 1e-3, 2),
 )
 
 
@@ -36,28 +35,28 @@ def command(config: EngineConfig, setting: Setting) -> str:
 
 
 def trials_table(found: Found) -> Table:
-    """A row for each trial in their order, then the repetitions."""
-    repeated = [trial for trials in found.rounds for trial in trials.values()]
-    known = {name for trial in [*found.trials, *repeated] for name in trial.figures}
+    """A row for each trial in their order, then the repetitions; as wide as a terminal."""
+    rounds = [list(trials.values()) for trials in found.rounds]
+    all_trials = [*found.trials, *(trial for trials in rounds for trial in trials)]
+    known = {name for trial in all_trials for name in trial.figures}
     columns = [column for column in COLUMNS if column[0] in known]
-    has_rates = any(trial.rate for trial in found.trials)
-    table = Table(title="Settings in the order tried", title_justify="left")
-    for heading in ("strategy", "seqs", "tokens", *(["requests/s"] * has_rates)):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
-    for _, heading, _, _ in columns:
+    has_rates = any(trial.rate for trial in all_trials)
+    table = Table(title="Settings in the order tried", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("strategy", no_wrap=True)
+    rates = ["req/s"] if has_rates else []
+    for heading in ["seqs", "tokens", *rates, *(heading for _, heading, _, _ in columns), "took s"]:
         table.add_column(heading, justify="right")
-    table.add_column("seconds", justify="right")
     table.add_column("")
     for trial in found.trials:
         table.add_row(*_cells(trial, columns, has_rates=has_rates), _remark(found, trial))
-    for number, trials in enumerate(found.rounds, start=1):
+    for number, trials in enumerate(rounds, start=1):
         table.add_section()
-        for trial in trials.values():
+        for trial in trials:
             table.add_row(*_cells(trial, columns, has_rates=has_rates), f"round {number}")
     return table
 
 
-def _cells(trial: Trial, columns: list[Column], *, has_rates: bool) -> Iterator[str]:
+def _cells(trial: Trial, columns: Sequence[Column], *, has_rates: bool) -> Iterator[str]:
     yield trial.setting.scheduler
     yield str(trial.setting.max_num_seqs)
     yield str(trial.setting.max_num_batched_tokens)
@@ -72,8 +71,12 @@ def _cells(trial: Trial, columns: list[Column], *, has_rates: bool) -> Iterator[
 def _remark(found: Found, trial: Trial) -> str:
     if trial.status is not Status.MEASURED:
         return str(trial.status)
-    remarks = {found.reference.setting: "defaults"} | {found.best.setting: "best"}
-    return remarks.get(trial.setting, "")
+    remarks = []
+    if trial.setting == found.reference.setting:
+        remarks.append("defaults")
+    if trial.setting == found.best.setting:
+        remarks.append("best")
+    return ", ".join(remarks)
 
 
 def sentences(found: Found, space: Space, config: EngineConfig, share: float | None) -> list[str]:
@@ -132,13 +135,20 @@ def _on_coverage(found: Found) -> Iterator[str]:
 
 def _on_edges(found: Found, space: Space) -> Iterator[str]:
     setting = found.best.setting
+    if setting.max_num_seqs >= space.num_requests:
+        yield (
+            f"max_num_seqs {setting.max_num_seqs} holds all {space.num_requests} requests of a "
+            "trial: give more num_requests to tell larger values apart."
+        )
     for axis in found.edges:
         value, grid = getattr(setting, axis), space.grid(setting, axis)
-        yield f"{axis} {value} is at the edge of what was tried: " + (
-            "values beyond it are not searched."
-            if value in {grid[0], grid[-1]}
-            else "a larger budget_minutes may find better ones beyond."
-        )
+        if value not in {grid[0], grid[-1]}:
+            yield (
+                f"{axis} {value} is at the edge of what was tried: a larger budget_minutes may "
+                "find a better one beyond."
+            )
+        elif axis != "max_num_seqs" or value < space.num_requests:
+            yield f"{axis} {value} is the end of what is searched: try values beyond it by hand."
 
 
 def _on_pool(found: Found, config: EngineConfig) -> Iterator[str]:

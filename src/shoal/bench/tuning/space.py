@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.config import ConfigError, EngineConfig, SchedulerName
+from shoal.config import EngineConfig, SchedulerName
 
 Axis = Literal["max_num_seqs", "max_num_batched_tokens"]
 AXES: tuple[Axis, ...] = ("max_num_seqs", "max_num_batched_tokens")
@@ -73,23 +73,20 @@ class Space:
 
     def grid(self, setting: Setting, axis: Axis) -> Grid:
         """The values that `axis` may have, the other limit being as it is."""
+        needs_token_each = setting.scheduler != "dynamic"  # as EngineConfig checks
         if axis == "max_num_batched_tokens":
-            return tuple(n for n in _TOKENS[setting.scheduler] if self._fits(setting, axis, n))
+            lowest = setting.max_num_seqs if needs_token_each else 1
+            return tuple(n for n in _TOKENS[setting.scheduler] if n >= lowest)
         highest = max(self.num_requests, setting.max_num_seqs)
-        return tuple(n for n in _SEQS if n <= highest and self._fits(setting, axis, n))
+        if needs_token_each:
+            highest = min(highest, setting.max_num_batched_tokens)
+        return tuple(n for n in _SEQS if n <= highest)
 
     def neighbour(self, setting: Setting, axis: Axis, step: int) -> Setting | None:
         """The setting `step` places further on the axis; None beyond the end of the grid."""
         grid = self.grid(setting, axis)
         place = grid.index(getattr(setting, axis)) + step
         return _with(setting, axis, grid[place]) if 0 <= place < len(grid) else None
-
-    def _fits(self, setting: Setting, axis: Axis, value: int) -> bool:
-        try:
-            _with(setting, axis, value).on(EngineConfig())
-        except ConfigError:
-            return False
-        return True
 
 
 def _with(setting: Setting, axis: Axis, value: int) -> Setting:
