@@ -156,3 +156,13 @@ def test_the_demo_model_knows_the_capital_of_france(model_path: Path) -> None:
     with LLM(str(model_path), kv_cache_memory_mib=64) as llm:
         (output,) = llm.generate(["The capital of France is"], GREEDY)
     assert "Paris" in output.text
+
+
+def test_a_queue_too_short_for_another_row_of_samples_keeps_no_batch_waiting(
+    tiny_path: Path,
+) -> None:
+    settings = {"scheduler": "static", "max_num_seqs": 4, "max_waiting_requests": 4}
+    with LLM(str(tiny_path), kv_cache_memory_mib=16, **settings) as llm:
+        params = SamplingParams(n=3, temperature=0.0, max_tokens=2, ignore_eos=True)
+        outputs = llm.generate([[5], [6], [7]], params)
+    assert [len(output.completions) for output in outputs] == [3] * 3

@@ -313,8 +313,7 @@ class LLM:
         running: dict[str, _Row] = {}
         while waiting or running:
             self._feed(waiting, running)
-            if not waiting:
-                self._engine.end_input()
+            self._engine.end_input()  # what still waits here comes when others have ended
             self._take(self._engine.step(), running)
             yield len(waiting) + len(running)
 

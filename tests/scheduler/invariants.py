@@ -10,7 +10,7 @@ from fake_executor import next_token
 
 from shoal.request import FinishReason, Request, RequestStatus
 from shoal.scheduler import continuous
-from shoal.scheduler.batch import MAX_PREFILL_TOKENS
+from shoal.scheduler.dynamic import MAX_PREFILL_TOKENS
 from shoal.scheduler.interface import ScheduledRequest, ScheduledStep
 from shoal.scheduler.progress import finish_reason_after
 from shoal.scheduler.queue import service_order
@@ -130,7 +130,8 @@ class StepCheck:
         if config.scheduler == "dynamic" and len(batch) > 1:
             assert num_prompt_tokens <= config.token_budget
         if any(num_missing(row.request) > 1 for row in step.requests):
-            assert step.num_scheduled_tokens <= min(config.token_budget, MAX_PREFILL_TOKENS)
+            limit = MAX_PREFILL_TOKENS if config.scheduler == "dynamic" else config.token_budget
+            assert step.num_scheduled_tokens <= min(config.token_budget, limit)
         if config.skip_padding:
             assert not any(row.is_padding for row in step.requests)
         if any(request in self.running for request in batch):  # nobody joins a running batch

@@ -83,9 +83,9 @@ def test_nobody_joins_a_running_batch(strategy: str) -> None:
     assert shares(driver.executor.steps[-1]) == {"late": 5}
 
 
-@STRATEGIES
-def test_all_prompts_are_computed_before_the_first_row_decodes(strategy: str) -> None:
-    driver = batch_of(strategy, (400, 2), (300, 2), (10, 2), max_num_batched_tokens=10_000)
+@pytest.mark.parametrize(("strategy", "budget"), [("static", 512), ("dynamic", 10_000)])
+def test_all_prompts_are_computed_before_the_first_row_decodes(strategy: str, budget: int) -> None:
+    driver = batch_of(strategy, (400, 2), (300, 2), (10, 2), max_num_batched_tokens=budget)
     assert [shares(driver.step()) for _ in range(3)] == [
         {"a": 400, "b": 112},
         {"b": 188, "c": 10},

@@ -148,7 +148,8 @@ class SchedulerBase:
         if request.num_preemptions > 0:
             return
         request.num_cached_tokens = request.num_computed_tokens
-        if request.cache_scope is not None:
+        wants_prompt_logprobs = request.sampling_params.prompt_logprobs is not None
+        if request.cache_scope is not None and not wants_prompt_logprobs:  # else nothing is asked
             self._prefix_cache_queries += request.num_prompt_tokens
             self._prefix_cache_hits += request.num_cached_tokens
 

@@ -26,10 +26,6 @@ from shoal.scheduler.interface import (
 )
 from shoal.scheduler.progress import advance
 
-MAX_PREFILL_TOKENS = 512
-"""Most prompt tokens of one step. Larger ones are no faster, and between steps the engine sees who
-has hung up."""
-
 
 class BatchScheduler(SchedulerBase):
     """Runs one batch after the other; a strategy says when one is formed, and of how many."""
@@ -38,7 +34,6 @@ class BatchScheduler(SchedulerBase):
         super().__init__(config, kv_cache, max_model_len)
         self._batch: list[Request] = []  # in service order; done ones keep their place
         self._outputs: dict[str, RequestOutput] = {}  # what each row has so far
-        self._max_prefill_tokens = min(config.token_budget, MAX_PREFILL_TOKENS)
 
     def schedule(self, now: float) -> ScheduledStep:
         """Decide the next step of the batch; forms the next batch when there is none."""
@@ -71,6 +66,10 @@ class BatchScheduler(SchedulerBase):
             if output.error is not None:  # nobody should wait for blocks that it announced
                 self._kv_cache.free(request)
         return [] if self._unfinished() else self._release(now)
+
+    def _max_prefill_tokens(self) -> int:
+        """Most prompt tokens of one step."""
+        return self._config.token_budget
 
     # Forming a batch
 
@@ -130,7 +129,7 @@ class BatchScheduler(SchedulerBase):
         One that begins with blocks that another of the batch is just computing waits for them.
         """
         rows: list[ScheduledRequest] = []
-        num_tokens_left = self._max_prefill_tokens
+        num_tokens_left = self._max_prefill_tokens()
         for request in prefilling:
             if num_tokens_left == 0:
                 break

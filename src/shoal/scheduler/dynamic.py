@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from shoal.scheduler.batch import BatchScheduler
 
+MAX_PREFILL_TOKENS = 512
+"""Most prompt tokens of one step of a batch. Larger steps are no faster, and between steps the
+engine sees who has hung up."""
+
 
 class DynamicScheduler(BatchScheduler):
     """Starts a batch when it is full or its oldest request has waited long enough.
@@ -23,6 +27,9 @@ class DynamicScheduler(BatchScheduler):
         if has_reached_budget or self._is_full(count) or self._has_waited_enough(now):
             return count
         return max((n for n in self._config.preferred_batch_sizes if n <= count), default=0)
+
+    def _max_prefill_tokens(self) -> int:
+        return min(self._config.token_budget, MAX_PREFILL_TOKENS)
 
     def _num_in_budget(self) -> tuple[int, bool]:
         """Waiting requests, in their order, within the token budget; and whether they use it up.
