@@ -13,6 +13,7 @@ const status = document.getElementById("answer-status");
 
 let running = null; // the AbortController of the request that runs
 let isChat = true;
+let unshown = ""; // of the answer, until the next frame
 
 /** The id of the request sent last, to find it in the batch. */
 export let ownRequestId = null;
@@ -48,6 +49,7 @@ async function run(onSend) {
   ownRequestId = `dashboard-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
   setRunning(true);
   answer.textContent = "";
+  unshown = "";
   answer.hidden = true; // until there is some
   say("Sent");
   try {
@@ -96,8 +98,17 @@ async function readAnswer(response) {
   return `Finished: ${usage.completion_tokens} tokens${limit}`;
 }
 
-/** Add to the answer, and keep its end in view for those who haven't scrolled away from it. */
+/** Add to the answer; many tokens may come between two frames, which are drawn at once. */
 function append(text) {
+  if (!unshown && text) requestAnimationFrame(showAnswer);
+  unshown += text;
+}
+
+/** Show what has come, and keep its end in view for those who haven't scrolled away from it. */
+function showAnswer() {
+  if (!unshown) return; // another request has been sent
+  const text = unshown;
+  unshown = "";
   const isAtEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 30;
   answer.hidden = false;
   answer.append(text);
