@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shoal.bench.comparison import Comparison, Run
+from shoal.bench.measure import Slo
+from shoal.bench.steps import StepRecord
 from shoal.bench.timeline import draw_timeline, legend_entries
 
 WIDTH_INCHES, DPI = 12, 100
 MAX_NAMED_SLOTS = 8
-STYLES = {"static": ("#d55e00", "s"), "dynamic": ("#009e73", "^"), "continuous": ("#0072b2", "o")}
+NUM_BINS = 200  # of a picture over time; single steps would hide the course
+
+Floats = np.typing.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a strategy is drawn: colours that colour-blind people tell apart, and dashes besides."""
+
+    color: str
+    marker: str
+    linestyle: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """For a line without markers."""
+        return {"color": self.color, "linestyle": self.linestyle, "linewidth": 1.8}
+
+
+STYLES = {
+    "static": Style("#d55e00", "s", "-"),
+    "dynamic": Style("#009e73", "^", "--"),
+    "continuous": Style("#0072b2", "o", "-."),
+}
 
 
 def draw_all(comparison: Comparison) -> dict[str, bytes]:
@@ -22,7 +49,7 @@ def draw_all(comparison: Comparison) -> dict[str, bytes]:
     pictures = {
         "timeline": _timelines(comparison.highest_load),
         "utilization": _utilization(comparison.highest_load),
-        "distributions": _distributions(comparison.highest_load),
+        "distributions": _distributions(comparison.highest_load, comparison.slo),
     }
     if comparison.loaded:
         pictures["curves"] = _curves(comparison)
@@ -31,16 +58,15 @@ def draw_all(comparison: Comparison) -> dict[str, bytes]:
 
 def _timelines(runs: dict[str, Run]) -> Figure:
     """Requests over slots; all strategies on one time axis."""
-    num_slots = max(
-        max(len(step.rows) for step in run.outcome.engine.steps) for run in runs.values()
-    )
+    steps = {strategy: run.outcome.engine.steps for strategy, run in runs.items()}
+    num_slots = max(len(step.rows) for of_one in steps.values() for step in of_one)
     height = 1.2 + len(runs) * min(3.0, 0.8 + 0.2 * num_slots)
     figure = Figure((WIDTH_INCHES, height), DPI, layout="constrained")
     panels = _panels(figure, len(runs), 1, sharex=True)
     for axes, (strategy, run) in zip(panels, runs.items(), strict=True):
         used = f"{run.figures['slot_utilization']:.0%} of the slots used"
-        title = f"{strategy}: {used}"
-        draw_timeline(axes, run.outcome.engine.steps, title, names=num_slots <= MAX_NAMED_SLOTS)
+        title = f"{strategy}: {used}, done after {steps[strategy][-1].end:.1f} s"
+        draw_timeline(axes, steps[strategy], title, names=num_slots <= MAX_NAMED_SLOTS)
     panels[-1].set_xlabel("seconds")
     figure.legend(handles=legend_entries(), loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -48,83 +74,131 @@ def _timelines(runs: dict[str, Run]) -> Figure:
 
 def _curves(comparison: Comparison) -> Figure:
     """What rising load does to throughput and latencies."""
-    figure = Figure((WIDTH_INCHES, 7), DPI, layout="constrained")
+    figure = Figure((WIDTH_INCHES, 7.4), DPI, layout="constrained")
     panels = _panels(figure, 2, 2)
+    tokens, rate = "output tokens/s", "offered requests/s"
     for axes, (x, y, scale, labels) in zip(
         panels,
         (
-            ("output_tokens_per_second", "e2e_mean_ms", 1e-3, ("output tokens/s", "mean e2e (s)")),
-            ("rate", "output_tokens_per_second", 1, ("offered requests/s", "output tokens/s")),
-            ("rate", "ttft_p90_ms", 1e-3, ("offered requests/s", "TTFT p90 (s)")),
-            ("rate", "slot_utilization", 1, ("offered requests/s", "slots used")),
+            ("output_tokens_per_second", "e2e_mean_ms", 1e-3, (tokens, "E2E mean (s)")),
+            ("rate", "output_tokens_per_second", 1, (rate, tokens)),
+            ("rate", "ttft_p90_ms", 1e-3, (rate, "TTFT p90 (s)")),
+            ("rate", "slot_utilization", 100, (rate, "slots used (%)")),
         ),
         strict=True,
     ):
+        axes.margins(0.1)  # room for the loads beside the points
         for strategy in comparison.configs:
             runs = [comparison.loaded[load][strategy] for load in sorted(comparison.loaded)]
-            colour, marker = STYLES[strategy]
-            points = [
-                ((run.figures | {"rate": run.rate or 0.0})[x], run.figures[y] * scale)
-                for run in runs
-            ]
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=strategy)
+            xs = [(run.figures | {"rate": run.rate or 0.0})[x] for run in runs]
+            ys = [run.figures[y] * scale for run in runs]
+            style = STYLES[strategy]
+            axes.plot(xs, ys, **style.line, marker=style.marker, label=strategy)
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    panels[0].legend(frameon=False)
+    _name_loads(panels[0], comparison)
+    _add_legend(figure, panels[0])
     return figure
 
 
-def _distributions(runs: dict[str, Run]) -> Figure:
-    """The share of requests at or below each value, for TTFT, TPOT and E2E."""
-    figure = Figure((WIDTH_INCHES, 3.6), DPI, layout="constrained")
+def _name_loads(axes: Axes, comparison: Comparison) -> None:
+    """Write the load beside each point of throughput and latency, which have no axis of it."""
+    for load, runs in comparison.loaded.items():
+        for strategy, run in runs.items():
+            axes.annotate(
+                f"{load:.0%}",
+                (run.figures["output_tokens_per_second"], run.figures["e2e_mean_ms"] / 1e3),
+                xytext=(6, 5),
+                textcoords="offset points",
+                fontsize=8,
+                color=STYLES[strategy].color,
+            )
+
+
+def _distributions(runs: dict[str, Run], slo: Slo) -> Figure:
+    """The share of requests at or below each value, for TTFT, TPOT and E2E, and the SLO."""
+    figure = Figure((WIDTH_INCHES, 4), DPI, layout="constrained")
     panels = _panels(figure, 1, 3)
     for axes, (name, unit, scale) in zip(
         panels, (("ttft", "s", 1.0), ("tpot", "ms", 1e3), ("e2e", "s", 1.0)), strict=True
     ):
         for strategy, run in runs.items():
             values = [getattr(timeline, name) for timeline in run.outcome.timelines]
-            known = np.sort([value * scale for value in values if value is not None])
-            if known.size > 0:
-                shares = np.arange(1, known.size + 1) / known.size
-                axes.step(known, shares, where="post", color=STYLES[strategy][0], label=strategy)
+            known = sorted(value * scale for value in values if value is not None)
+            if known:
+                shares = np.linspace(0, 100, len(known) + 1)
+                style = STYLES[strategy].line
+                axes.step([known[0], *known], shares, where="post", **style, label=strategy)
+        if (limit := getattr(slo, name)) is not None:
+            axes.axvline(limit * scale, color="black", linestyle=":", linewidth=1.2)
+            axes.annotate("SLO ", (limit * scale, 3), fontsize=8, rotation=90, ha="right")
         axes.set_xlabel(f"{name.upper()} ({unit})")
-        axes.set_ylim(0, 1.02)
+        axes.set_ylim(0, 102)
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("share of requests")
-    panels[0].legend(frameon=False)
+    panels[0].set_ylabel("requests (%)")
+    _add_legend(figure, panels[0])
     return figure
 
 
 def _utilization(runs: dict[str, Run]) -> Figure:
     """Useful slots, and KV blocks in use, over time."""
-    figure = Figure((WIDTH_INCHES, 4.6), DPI, layout="constrained")
+    figure = Figure((WIDTH_INCHES, 5), DPI, layout="constrained")
     slots, blocks = _panels(figure, 2, 1, sharex=True)
     for strategy, run in runs.items():
-        steps = run.outcome.engine.steps
-        times = [step.end for step in steps]
-        window = max(1, len(steps) // 150)  # single steps would hide the course
-        useful = _mean_over(window, [step.num_useful_slots for step in steps])
-        reserved = _mean_over(window, [step.num_slots for step in steps])
-        used = run.outcome.engine.kv_usage
-        colour = STYLES[strategy][0]
-        slots.plot(times, useful / reserved, color=colour, label=strategy, linewidth=1.2)
-        blocks.plot(times, used, color=colour, linewidth=1.2)
-    for axes, label in ((slots, "slots used"), (blocks, "KV blocks used")):
+        engine, style = run.outcome.engine, STYLES[strategy].line
+        edges = np.linspace(0, engine.steps[-1].end, NUM_BINS + 1)
+        used = slots_used(engine.steps, edges) * 100
+        slots.step(edges, [*used, used[-1]], where="post", **style, label=strategy)
+        ends = [0.0, *(step.end for step in engine.steps)]
+        blocks.step(ends, [0.0, *(share * 100 for share in engine.kv_usage)], where="post", **style)
+    for axes, label in ((slots, "slots used (%)"), (blocks, "KV blocks used (%)")):
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
     blocks.set_xlabel("seconds")
-    slots.legend(frameon=False, loc="lower right")
+    _add_legend(figure, slots)
     return figure
 
 
-def _mean_over(window: int, values: Sequence[float]) -> np.typing.NDArray[np.float64]:
-    kernel = np.ones(window)
-    weights = np.convolve(np.ones(len(values)), kernel, mode="same")
-    mean: np.typing.NDArray[np.float64] = np.convolve(values, kernel, mode="same") / weights
-    return mean
+def slots_used(steps: Sequence[StepRecord], edges: Floats) -> Floats:
+    """The share of the slots that produced a wanted token, between each two `edges` in seconds.
+
+    A step counts as long as it lasts; NaN where no step ran.
+    """
+    times = [time for step in steps for time in (step.start, step.end)]
+
+    def between(amounts: Sequence[int]) -> Floats:
+        """The integral of a step's amount over time, in each bin."""
+        parts = [
+            p for step, n in zip(steps, amounts, strict=True) for p in (0.0, n * _length(step))
+        ]
+        result: Floats = np.diff(np.interp(edges, times, np.cumsum(parts)))
+        return result
+
+    useful = between([step.num_useful_slots for step in steps])
+    reserved = between([step.num_slots for step in steps])
+    return np.divide(useful, reserved, out=np.full_like(useful, np.nan), where=reserved > 0)
+
+
+def _length(step: StepRecord) -> float:
+    return step.end - step.start
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """Name the lines of all panels below them, where they hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        frameon=False,
+        handlelength=3.5,
+    )
 
 
 def _panels(figure: Figure, rows: int, columns: int, *, sharex: bool = False) -> list[Axes]:

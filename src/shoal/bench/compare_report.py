@@ -43,10 +43,13 @@ TERMINAL_COLUMNS = (
     "slot_utilization",
 )
 CAPTIONS = {
-    "timeline": "Requests over slots at the highest load. White is a slot without work.",
-    "curves": "Throughput and latency as the load rises.",
+    "timeline": "Requests over slots at the highest load; numbers are the requests in the order in "
+    "which they came. White is a slot without work.",
+    "curves": "Throughput and latency as the load rises; beside the points the load as a share of "
+    "the highest throughput.",
     "distributions": "Share of requests at or below a latency, at the highest load.",
-    "utilization": "Slots that produced a wanted token, and KV blocks in use, over time.",
+    "utilization": "Slots that produced a wanted token, and KV blocks in use, over time at the "
+    "highest load.",
 }
 
 

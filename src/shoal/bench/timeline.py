@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from shoal.bench.steps import RowKind, StepRecord
 
@@ -70,8 +71,8 @@ def draw_timeline(axes: Axes, steps: Sequence[StepRecord], title: str, *, names:
                 f" {lane.request_id.partition('/')[0]}",
                 va="center",
                 fontsize=8,
-                color="white",
                 fontweight="bold",
+                path_effects=[withStroke(linewidth=2, foreground="white")],
             )
     axes.set_xlim(left=0)
     axes.set_title(title, loc="left", fontsize=10)
