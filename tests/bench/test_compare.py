@@ -8,24 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.bench import compare
 from shoal.bench.advice import advice_on, crossover
+from shoal.bench.charts import slots_used
 from shoal.bench.compare import CompareConfig
 from shoal.bench.comparison import Comparison, Run
+from shoal.bench.errors import BenchError
 from shoal.bench.lengths import LengthRange
+from shoal.bench.load import Failure
 from shoal.bench.measure import RequestTimeline, Slo
 from shoal.bench.outcome import Outcome
-from shoal.bench.steps import EngineRecord
-from shoal.bench.workload import Workload
+from shoal.bench.steps import EngineRecord, StepRecord
+from shoal.bench.workload import ComparedWorkload
 from shoal.config import ConfigError, EngineConfig
+
+STRATEGIES = ("static", "dynamic", "continuous")
 
 
 @pytest.fixture(scope="module")
 def report(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("compare") / "report.html"
-    workload = Workload(
+    workload = ComparedWorkload(
         num_requests=5, input_len=LengthRange(10, 40), output_len=LengthRange(2, 12)
     )
     config = CompareConfig(
@@ -53,6 +59,68 @@ def test_the_figures_of_the_report_are_those_of_the_json(report: Path) -> None:
         assert f"{figures['e2e_mean_ms'] / 1e3:,.2f}" in cells
     for sentence in content["advice"]:
         assert sentence.split(":")[0].replace("'", "&#39;") in html
+
+
+def test_the_words_tell_figures_of_the_json(report: Path) -> None:
+    content = json.loads(report.with_suffix(".json").read_text())
+    runs = {(run["load"], run["strategy"]): run["figures"] for run in content["runs"]}
+    speeds = [runs["all at once", name]["output_tokens_per_second"] for name in STRATEGIES]
+    latencies = [runs["80% load", name]["e2e_mean_ms"] / 1e3 for name in STRATEGIES]
+    assert f"throughput: {max(speeds):.0f} output tokens/s" in content["advice"][0]
+    assert f"{max(speeds) / min(speeds):.2f}x" in content["advice"][0]
+    for latency, name in zip(latencies, STRATEGIES, strict=True):
+        assert f"{latency:.2f} s with {name}" in content["advice"][1]
+    capacity = max(runs["all at once", name]["requests_per_second"] for name in STRATEGIES)
+    assert content["capacity_requests_per_second"] == capacity
+    assert f"shares of {capacity:.2f} requests a second" in report.read_text()
+    (rate,) = {run["rate"] for run in content["runs"] if run["load"] == "80% load"}
+    assert rate == pytest.approx(0.8 * capacity)
+
+
+def test_the_report_says_that_the_engine_ran_in_this_process(report: Path) -> None:
+    content = json.loads(report.with_suffix(".json").read_text())
+    assert content["mode"] == "in this process"
+    assert "no HTTP, no second process" in report.read_text()
+    assert "What failed" not in report.read_text()
+    assert ">failed</th>" not in report.read_text()
+
+
+def test_a_request_that_never_fits_is_a_failure_and_not_the_end(
+    model_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "requests.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,9000,2\n0.1,20,2\n"
+    )
+    config = CompareConfig(
+        workload=ComparedWorkload(trace=tmp_path / "requests.csv"),
+        scheduler=("continuous",),
+        model=str(model_path),
+        kv_cache_memory_mib=64,
+        load=(),
+        output=tmp_path / "report.html",
+    )
+    assert compare.run(config) == 1
+    html = config.output.read_text()
+    assert "continuous, all at once: 1 x rejected" in html
+    assert "9000" in html
+
+
+def test_slots_over_time_count_a_step_as_long_as_it_lasts() -> None:
+    def step(start: float, end: float, useful: int) -> StepRecord:
+        return StepRecord(start, end, {}, 0, 4, useful, 0, 0)
+
+    shares = slots_used([step(0, 3, 4), step(3, 4, 0), step(6, 8, 2)], np.arange(0.0, 10.0, 2))
+    assert shares.tolist()[:2] == [1.0, 0.5]
+    assert np.isnan(shares[2])
+    assert shares[3] == 0.5
+
+
+def test_a_comparison_without_an_answer_says_why() -> None:
+    engine = EngineRecord([], [], num_blocks=10, num_preemptions=0)
+    outcome = Outcome([], [Failure("refused", "the queue is full")], engine)
+    measured = Comparison({"static": EngineConfig()}, [], [], Slo(), 0, lambda *run: outcome)
+    with pytest.raises(BenchError, match=r"static: no request completed; .* the queue is full"):
+        measured.measure_all(lambda what: None)
 
 
 def test_the_report_needs_no_other_file(report: Path) -> None:
