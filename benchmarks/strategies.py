@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -47,13 +47,16 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 OFFLINE = ("static", "static, padding skipped", "continuous")  # all there: dynamic is static
 ONLINE = ("static", "dynamic", "continuous")
-EXPONENTIAL = Workload(
-    num_requests=200, input_len=LengthRange(64, 64), output_len=ExponentialLengths(128, 512)
-)
-MIXED = Workload(num_requests=96)
-UNIFORM = Workload(
-    num_requests=64, input_len=LengthRange(128, 128), output_len=LengthRange(128, 128)
-)
+WORKLOADS = {
+    "exponential": Workload(
+        num_requests=200, input_len=LengthRange(64, 64), output_len=ExponentialLengths(128, 512)
+    ),
+    "mixed": Workload(num_requests=96),  # 50-800 in, 20-200 out
+    "uniform": Workload(
+        num_requests=64, input_len=LengthRange(128, 128), output_len=LengthRange(128, 128)
+    ),
+}
+CASES = (*WORKLOADS, "half-load")
 NUM_ONLINE = 100
 
 Figures = dict[str, float]
@@ -134,52 +137,58 @@ def alternate(
 def print_table(title: str, results: dict[str, Figures]) -> None:
     table = Table("", *results, title=title, title_justify="left")
     for name in next(iter(results.values())):
-        table.add_row(name, *(f"{figures[name]:,.3f}" for figures in results.values()))
+        cells = (f"{figures[name]:,.3f}" if name in figures else "" for figures in results.values())
+        table.add_row(name, *cells)
     Console(width=120).print(table)
+
+
+@dataclass
+class Benchmark:
+    """The cases, and what has come out so far; written to a file after each."""
+
+    rounds: int
+    rate: float | None  # of the half load; half of static's throughput when None
+    json: Path | None
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def offline(self, name: str, requests: Sequence[WorkloadRequest]) -> None:
+        figures = alternate(OFFLINE, name, requests, [0.0] * len(requests), self.rounds)
+        self._keep(name, figures, {"static utilisation predicted": predicted_utilization(requests)})
+
+    def half_load(self, requests: Sequence[WorkloadRequest]) -> None:
+        """The first requests as a Poisson process at half of static's offline throughput."""
+        rate = self.rate or self.results["exponential"]["static"]["requests/s"] / 2
+        arrivals = gamma_arrivals(rate, 1.0, NUM_ONLINE, seed=0)
+        figures = alternate(ONLINE, "half load", requests[:NUM_ONLINE], arrivals.times, 1)
+        self._keep("half-load", figures, {"rate": rate})
+
+    def _keep(self, name: str, figures: dict[str, Figures], facts: Figures) -> None:
+        self.results[name] = figures | {"facts": facts}
+        print_table(name, figures)
+        print(facts)
+        if self.json is not None:
+            content = {"machine": asdict(Machine.this()), "rounds": self.rounds} | self.results
+            self.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--rate", type=float, help="of half-load, in requests a second")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    knows_rate = "exponential" in arguments.cases or arguments.rate is not None
+    if "half-load" in arguments.cases and not knows_rate:
+        parser.error("half-load needs the case exponential before it, or --rate")
     model = open_model(resolve(MODEL, progress=True))
     ordinary = ordinary_token_ids(load_text_interface(model).tokenizer)
-    exponential = generate_requests(EXPONENTIAL, ordinary)
-    mixed = generate_requests(MIXED, ordinary)
-    uniform = generate_requests(UNIFORM, ordinary)
-
-    def offline(title: str, requests: Sequence[WorkloadRequest]) -> dict[str, Figures]:
-        return alternate(OFFLINE, title, requests, [0.0] * len(requests), arguments.rounds)
-
-    exponential_figures = offline("exponential", exponential)
-    mixed_figures = offline("mixed", mixed)
-    uniform_figures = offline("uniform", uniform)
-    rate = exponential_figures["static"]["requests/s"] / 2
-    arrivals = gamma_arrivals(rate, 1.0, NUM_ONLINE, seed=0)
-    online_figures = alternate(ONLINE, "half load", exponential[:NUM_ONLINE], arrivals.times, 1)
-
-    prediction = predicted_utilization(exponential)
-    print_table(
-        "200 requests, 64 in, exponential out (mean 128, cap 512), all at once", exponential_figures
-    )
-    print(f"slot utilisation of static, predicted from the lengths: {prediction:.3f}")
-    print_table("96 requests, 50-800 in, 20-200 out, all at once", mixed_figures)
-    print_table("64 requests, 128 in, 128 out, all at once", uniform_figures)
-    print_table(
-        f"{NUM_ONLINE} of the first as a Poisson process at {rate:.2f} requests/s", online_figures
-    )
-    if arguments.json is not None:
-        content = {
-            "machine": asdict(Machine.this()),
-            "rounds": arguments.rounds,
-            "exponential": exponential_figures,
-            "static_utilisation_predicted": prediction,
-            "mixed": mixed_figures,
-            "uniform": uniform_figures,
-            "half_load": {"rate": rate} | online_figures,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    benchmark = Benchmark(arguments.rounds, arguments.rate, arguments.json)
+    for name in arguments.cases:
+        if name == "half-load":
+            benchmark.half_load(generate_requests(WORKLOADS["exponential"], ordinary))
+        else:
+            benchmark.offline(name, generate_requests(WORKLOADS[name], ordinary))
 
 
 if __name__ == "__main__":
