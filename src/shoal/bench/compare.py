@@ -133,6 +133,9 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     write_html(config.output, comparison, content)
     console = Console()
     console.print(results_table(comparison))
+    if content["num_requests_cut"]:
+        cut = f"{content['num_requests_cut']} of the {content['num_requests']} requests"
+        console.print(f"{cut} were cut to the limits given", highlight=False)
     for sentence in advice:
         console.print(f"- {sentence}", highlight=False)
     for sentence in content["failures"]:
