@@ -171,6 +171,12 @@ def test_if_every_setting_fails_the_reason_is_told() -> None:
         search(FakeObjective(peak(Setting("static", 8, 512)), fails=lambda setting: True))
 
 
+def test_if_nothing_does_what_is_wanted_the_defaults_stay() -> None:
+    found = search(FakeObjective(lambda setting: 0.0))
+    assert found.best is found.reference
+    assert (found.gain, found.rounds) == (0, [])
+
+
 def test_the_end_of_the_grid_is_told() -> None:
     space = Space(("continuous",), num_requests=1000)
     found = search(FakeObjective(lambda setting: setting.max_num_seqs), space=space)

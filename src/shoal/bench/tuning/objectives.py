@@ -137,11 +137,18 @@ class HighestRate:
                 return replace(trial, status=Status.WORSE, score=None)
             search.note(kept=kept)
         spent = seconds - deadline + self.bench.clock()
-        return replace(best, score=Score(search.low), rate=search.low, seconds=spent)
+        return replace(
+            best,
+            score=Score(search.low),
+            rate=search.low,
+            seconds=spent,
+            run_seconds=best.seconds or spent,
+        )
 
     def repeat(self, setting: Setting, best: Trial, seconds: float) -> Trial:
         """Measure the share that meets the SLO at the rate of the best setting."""
-        return self._at(setting, best.rate or 0.0, None, seconds)
+        assert best.rate is not None
+        return self._at(setting, best.rate, None, seconds)
 
     def _at(self, setting: Setting, rate: float, to_reach: float | None, seconds: float) -> Trial:
         arrivals = gamma_arrivals(rate, 1.0, len(self.bench.requests), self.seed)

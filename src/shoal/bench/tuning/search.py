@@ -207,7 +207,7 @@ class Search:
         if setting in self._trials:
             return self._trials[setting]
         seconds = self._budget.left - self._reserve
-        if seconds < median(self._full_trial_seconds) / 2:
+        if seconds < median(self._repeat_seconds) / 2:
             raise _OutOfTimeError
         self._on_trial(str(setting), self._budget.spent)
         trial = self._objective.measure(setting, to_reach, seconds)
@@ -219,12 +219,12 @@ class Search:
     @property
     def _reserve(self) -> float:
         """Seconds kept for the best and the defaults in turns."""
-        wanted = 2 * RESERVED_ROUNDS * max(self._full_trial_seconds)
+        wanted = 2 * RESERVED_ROUNDS * max(self._repeat_seconds)
         return min(wanted, MAX_RESERVE * self._budget.seconds)
 
     @property
-    def _full_trial_seconds(self) -> list[float]:
-        return [trial.seconds for trial in self._measured]
+    def _repeat_seconds(self) -> list[float]:
+        return [trial.repeat_seconds for trial in self._measured]
 
     @property
     def _measured(self) -> list[Trial]:
@@ -237,6 +237,8 @@ class Search:
     def _finalists(self, reference: Trial) -> list[Trial]:
         """The best, those close to it, and the defaults; alone if they are the best by far."""
         ranked = sorted(self._measured, key=_score, reverse=True)
+        if _value(ranked[0]) == 0:
+            return [reference]  # nothing does what is wanted
         limit = _value(ranked[0]) * (1 - max(0.0, self._objective.closeness))
         close = [trial for trial in ranked if _value(trial) >= limit and trial is not reference]
         if ranked[0] is reference:
@@ -246,7 +248,7 @@ class Search:
     def _alternate(self, finalists: list[Trial]) -> list[dict[Setting, Trial]]:
         """Whole rounds over the finalists, as many as the budget allows and no more than needed."""
         rounds: list[dict[Setting, Trial]] = []
-        seconds = sum(trial.seconds for trial in finalists)
+        seconds = sum(trial.repeat_seconds for trial in finalists)
         while len(finalists) > 1 and len(rounds) < MAX_ROUNDS and self._budget.left >= seconds:
             trials: dict[Setting, Trial] = {}
             for finalist in finalists:

@@ -41,7 +41,8 @@ class Trial:
     """A setting and what was measured; the score is None unless it was measured to the end.
 
     `rate` are the requests a second that it was measured at; None is all at once. `seconds` is
-    what the trial took. `message` says why it failed.
+    what the trial took, `run_seconds` one run of it where it had several. `message` says why it
+    failed.
     """
 
     setting: Setting
@@ -50,7 +51,13 @@ class Trial:
     score: Score | None = None
     figures: Figures = field(default_factory=dict)
     rate: float | None = None
+    run_seconds: float | None = None
     message: str = ""
+
+    @property
+    def repeat_seconds(self) -> float:
+        """What a repetition takes."""
+        return self.seconds if self.run_seconds is None else self.run_seconds
 
 
 class Objective(Protocol):
