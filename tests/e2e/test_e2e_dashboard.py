@@ -10,7 +10,6 @@ import exposition
 import httpx
 import pytest
 from browser import CHROMIUM, DRIVER, Browser, chromium
-from conftest import API_KEY
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 from server_process import ServerProcess, until
@@ -25,6 +24,7 @@ pytestmark = [
 ]
 
 ENDLESS = {"prompt": [5, 6], "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+API_KEY = "secret"  # that of guarded_server
 ROW = "#batch tbody tr"
 OWN = "#batch tr.own"
 

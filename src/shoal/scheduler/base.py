@@ -236,9 +236,8 @@ class SchedulerBase:
         self, request: Request, num_tokens: int, *, is_padding: bool = False
     ) -> ScheduledRequest:
         start = request.num_computed_tokens
-        self._num_prefill_tokens += max(
-            0, min(start + num_tokens, request.num_prompt_tokens) - start
-        )
+        if (num_left := request.num_prompt_tokens - start) > 0:
+            self._num_prefill_tokens += min(num_tokens, num_left)
         return ScheduledRequest(
             request=request,
             token_ids=request.token_ids(start, start + num_tokens),

@@ -148,7 +148,10 @@ function showCounters(state) {
 
 function showSettings(settings) {
   const list = document.getElementById("settings");
-  if (list.children.length) return; // they stay as they are
+  const shown = JSON.stringify(settings);
+  if (list.dataset.shown === shown) return; // they change only when another server has started
+  list.dataset.shown = shown;
+  list.replaceChildren();
   for (const [name, label] of Object.entries(SETTINGS)) {
     if (!(name in settings)) continue;
     const value = settings[name];

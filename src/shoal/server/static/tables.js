@@ -41,7 +41,7 @@ function newRow(columns) {
     const cell = tr.appendChild(document.createElement(name));
     cell.className = style;
     if (name === "th") cell.scope = "row";
-    if (style === "prompt") cell.append(document.createElement("progress"), document.createElement("span"));
+    if (style === "prompt") cell.append(document.createElement("span"), document.createElement("progress"));
   }
   return tr;
 }
@@ -54,7 +54,7 @@ function showRequest(cell, row, isOwn) {
 }
 
 function promptCell(cell, row) {
-  const [bar, text] = cell.children;
+  const [text, bar] = cell.children;
   bar.max = row.num_prompt_tokens;
   bar.value = row.num_prompt_tokens_computed;
   bar.setAttribute("aria-label", "Prompt computed");
