@@ -170,6 +170,14 @@ def test_the_best_and_the_defaults_are_repeated_at_the_rate_of_the_best() -> Non
     assert repeated.score.value == best.figures["good_share"]
 
 
+def test_a_request_under_way_has_missed_what_it_can_no_longer_keep() -> None:
+    patience = Patience(slo=Slo(ttft=1, e2e=3))
+    assert patience.is_missed(2, has_token=False)
+    assert not patience.is_missed(2, has_token=True)
+    assert patience.is_missed(4, has_token=True)
+    assert not Patience(slo=Slo(tpot=1)).is_missed(4, has_token=False)
+
+
 @pytest.fixture(scope="module")
 def engine(model_path: Path) -> EngineConfig:
     return EngineConfig(model=str(model_path), kv_cache_memory_mib=64)
