@@ -66,7 +66,7 @@ void Forward::run_stage(const Stage& stage, const RowSet& set) {
                                  at(op.out, 0), strides_[op.out.buffer]);
           },
           [&](const LogitsOp& op) {
-            model_.linears()[op.linear].forward(pool_, Precision::kInt16, at(op.x, 0),
+            model_.linears()[op.linear].forward(pool_, Precision::kInt12, at(op.x, 0),
                                                 strides_[op.x.buffer], set.count, logits_.data(),
                                                 logits_stride_);
           },

@@ -130,7 +130,7 @@ FloatResult linear(const std::string& isa, int num_threads, const std::string& s
   const Linear layer({storage_type, weights.data(), outputs, inputs}, isa_from_name(isa.c_str()));
   ThreadPool pool(num_threads);
   std::vector<float> y(static_cast<std::size_t>(rows * outputs));
-  layer.forward(pool, wide ? Precision::kInt16 : Precision::kInt8, x.data(), inputs, rows, y.data(), outputs);
+  layer.forward(pool, wide ? Precision::kInt12 : Precision::kInt8, x.data(), inputs, rows, y.data(), outputs);
   return to_result(std::move(y));
 }
 

@@ -1,7 +1,6 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 // Rows of one task: their quantised activations (up to 6,144 columns) stay in the second-level cache.
-constexpr int64_t kRowsPerTask = 256;
+constexpr int64_t kRowsPerTask = 128;
 constexpr int64_t kSerialQuantize = 8192;  // below so many values a barrier costs more than the work
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -48,99 +47,46 @@ class Buffer {
   int64_t size_ = 0;
 };
 
+bool has_half_scales(Format format) {
+  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ8_0;
+}
+bool has_min(Format format) {
+  return format == Format::kQ4_1 || format == Format::kQ4_K || format == Format::kQ5_K;
+}
 bool has_nibbles(Format format) {
   return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ4_K;
 }
 int halves(Format format) { return format == Format::kQ6_K ? 2 : 1; }
 
-// How the quants q of a format are packed: p = (q - zero) << shift. In the file w = scale * (q - file_zero)
-// + min.
-struct Quants {
-  int file_zero;
-  int zero;
-  int shift;
-  int lowest, highest;  // bounds of q - zero
-};
-
-Quants quants_of(Format format) {
-  switch (format) {
-    case Format::kQ4_0: return {8, 0, 0, 0, 15};
-    case Format::kQ8_0: return {128, 128, 0, -128, 127};
-    case Format::kQ5_K: return {0, 16, 3, -17, 15};  // 1 more than there are: factors fit 16 bits then
-    case Format::kQ6_K: return {32, 32, 2, -32, 31};
-    default: return {0, 0, 0, 0, 15};
+void store_scale(bool half, uint8_t* base, int64_t index, float value) {
+  if (half) {
+    reinterpret_cast<uint16_t*>(base)[index] = float_to_half_bits(value);
+  } else {
+    reinterpret_cast<float*>(base)[index] = value;
   }
 }
 
-// The weights of a (half) group are scale * (q - zero) + min, with the zero of Quants.
-struct GroupScale {
-  float scale, min;
+float load_scale(bool half, const uint8_t* base, int64_t index) {
+  return half ? half_bits_to_float(reinterpret_cast<const uint16_t*>(base)[index])
+              : reinterpret_cast<const float*>(base)[index];
+}
 
-  GroupScale(const DecodedGroup& group, const Quants& quants, int half)
-      : scale(group.scale[half]),
-        min(group.min + scale * static_cast<float>(quants.zero - quants.file_zero)) {}
-  float largest(const Quants& quants) const {
-    return std::max(std::fabs(scale * static_cast<float>(quants.lowest) + min),
-                    std::fabs(scale * static_cast<float>(quants.highest) + min));
-  }
-};
-
-// |W| of the largest weight of an output and segment: with what rounds it stays within 16 bits.
-constexpr float kWeightLevels = 256.0f * 127.0f;
-constexpr int kRounding = 128;  // T - W
-constexpr int kQuadOrder[] = {0, 2, 1, 3};
-
-void pack_quants(const DecodedGroup& group, const PackedMatrix& m, uint8_t* packed,
-                 int64_t column) {
-  const Quants quants = quants_of(m.format);
+void pack_group(const DecodedGroup& group, const PackedMatrix& m, uint8_t* tile, int64_t g,
+                int64_t column) {
   for (int k = 0; k < kGroup; ++k) {
-    const int64_t byte = k % 16 / 4 * 64 + column * 4 + kQuadOrder[k % 4];
+    const int64_t byte = k % 16 / 4 * 64 + column * 4 + k % 4;
     if (has_nibbles(m.format)) {
-      packed[byte] |= static_cast<uint8_t>(group.q[k] << (k < 16 ? 0 : 4));
+      tile[g * 256 + byte] |= static_cast<uint8_t>(group.q[k] << (k < 16 ? 0 : 4));
     } else {
-      packed[(k < 16 ? 0 : 256) + byte] =
-          static_cast<uint8_t>((group.q[k] - quants.zero) << quants.shift);
+      tile[g * 512 + (k < 16 ? 0 : 256) + byte] = group.q[k];
     }
   }
-}
-
-int16_t* group_factors(const PackedMatrix& m, uint8_t* group) {
-  return reinterpret_cast<int16_t*>(group + kGroup * kTile / (has_nibbles(m.format) ? 2 : 1));
-}
-
-// One output and segment of a row in the file.
-void pack_segment(const uint8_t* row, const PackedMatrix& m, uint8_t* tile, int64_t segment,
-                  int64_t column) {
-  const Quants quants = quants_of(m.format);
-  const int64_t begin = m.first_group(segment);
-  const int64_t end = std::min(m.end_group(segment), m.inputs / kGroup);
-  float largest = 0.0f;
-  for (int64_t g = begin; g < end; ++g) {
-    const DecodedGroup group = decode_group(m.format, row, g);
-    for (int h = 0; h < halves(m.format); ++h) {
-      largest = std::max(largest, GroupScale(group, quants, h).largest(quants));
-    }
+  const bool half = has_half_scales(m.format);
+  for (int h = 0; h < halves(m.format); ++h) {
+    store_scale(half, tile + m.scale_offset, (g * halves(m.format) + h) * kTile + column,
+                group.scale[h]);
   }
-  const float step = largest / kWeightLevels;  // of W
-  auto* steps = reinterpret_cast<float*>(tile + m.groups * m.group_bytes);
-  steps[segment * kTile + column] = 256.0f * step;
-  const float per_step = step > 0.0f ? 1.0f / step : 0.0f;
-  // multiply_high divides by 2^15, and bytes are shifted up by 8 for it.
-  const float unit = has_nibbles(m.format) ? 1.0f : 128.0f / static_cast<float>(1 << quants.shift);
-  for (int64_t g = begin; g < m.end_group(segment); ++g) {
-    uint8_t* packed = tile + g * m.group_bytes;
-    int16_t* factors = group_factors(m, packed);
-    int16_t* offsets = factors + halves(m.format) * kTile;
-    const bool is_padding = g >= end;
-    const DecodedGroup group = is_padding ? DecodedGroup{} : decode_group(m.format, row, g);
-    if (!is_padding) pack_quants(group, m, packed, column);
-    for (int h = 0; h < halves(m.format); ++h) {
-      const GroupScale scale(group, quants, h);
-      factors[h * kTile + column] = static_cast<int16_t>(std::lrintf(scale.scale * per_step * unit));
-      offsets[h * kTile + column] =
-          static_cast<int16_t>(std::lrintf(scale.min * per_step) + kRounding);
-    }
-  }
+  if (has_min(m.format)) store_scale(half, tile + m.min_offset, g * kTile + column, group.min);
 }
 
 PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
@@ -150,12 +96,10 @@ PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
   m.inputs = inputs;
   m.tiles = round_up(outputs, 2 * kTile) / kTile;
   if (is_quantized(format)) {
-    m.groups = round_up(inputs / kGroup, 2);
-    m.segments = (m.groups * kGroup + kLongestSegment - 1) / kLongestSegment;
-    m.segment_groups = round_up((m.groups + m.segments - 1) / m.segments, 2);
-    m.group_bytes = kGroup * kTile / (has_nibbles(format) ? 2 : 1) + halves(format) * kTile * 4;
-    m.tile_bytes = m.groups * m.group_bytes +
-                   m.segments * kTile * static_cast<int64_t>(sizeof(float));
+    const int64_t scale_bytes = m.groups() * kTile * (has_half_scales(format) ? 2 : 4);
+    m.scale_offset = inputs * kTile / (has_nibbles(format) ? 2 : 1);
+    m.min_offset = m.scale_offset + scale_bytes * halves(format);
+    m.tile_bytes = round_up(m.min_offset + (has_min(format) ? scale_bytes : 0), kAlignment);
   } else {
     m.tile_bytes = row_bytes(format, inputs) * kTile;
   }
@@ -177,7 +121,8 @@ struct Linear::Impl {
   const LinearKernels* kernels;
 
   void pack(const WeightSource& source);
-  QuantizedRows quantize(ThreadPool& pool, const float* x, int64_t x_stride, int64_t rows) const;
+  QuantizedRows quantize(ThreadPool& pool, Precision precision, const float* x, int64_t x_stride,
+                         int64_t rows) const;
 };
 
 void Linear::Impl::pack(const WeightSource& source) {
@@ -193,8 +138,8 @@ void Linear::Impl::pack(const WeightSource& source) {
       pack_dense_row(row, matrix, tile, n % kTile);
       continue;
     }
-    for (int64_t segment = 0; segment < matrix.segments; ++segment) {
-      pack_segment(row, matrix, tile, segment, n % kTile);
+    for (int64_t g = 0; g < matrix.groups(); ++g) {
+      pack_group(decode_group(matrix.format, row, g), matrix, tile, g, n % kTile);
     }
   }
 }
@@ -218,21 +163,27 @@ int64_t Linear::outputs() const { return impl_->matrix.outputs; }
 int64_t Linear::inputs() const { return impl_->matrix.inputs; }
 int64_t Linear::packed_bytes() const { return impl_->matrix.tiles * impl_->matrix.tile_bytes; }
 
-QuantizedRows Linear::Impl::quantize(ThreadPool& pool, const float* x, int64_t x_stride,
-                                     int64_t rows) const {
-  const int64_t scale_bytes =
-      round_up(rows * matrix.segments * static_cast<int64_t>(sizeof(float)), kAlignment);
-  const int64_t row_bytes = matrix.groups * kGroup * 2;
+QuantizedRows Linear::Impl::quantize(ThreadPool& pool, Precision precision, const float* x,
+                                     int64_t x_stride, int64_t rows) const {
+  const bool wide = precision == Precision::kInt12;
+  const int64_t padded = round_up(rows, kRowPadding);
+  const int64_t factors = padded / kRowPadding * matrix.groups();
   static thread_local Buffer buffer;
-  uint8_t* p = buffer.reserve(scale_bytes + round_up(rows, kRowPadding) * row_bytes);
-  const QuantizedRows out{reinterpret_cast<int8_t*>(p + scale_bytes), reinterpret_cast<float*>(p)};
+  uint8_t* p = buffer.reserve(factors * static_cast<int64_t>(sizeof(GroupFactors)) +
+                              padded * matrix.inputs * (wide ? 2 : 1));
+  QuantizedRows out{};
+  out.factors = reinterpret_cast<GroupFactors*>(p);
+  out.q = reinterpret_cast<int8_t*>(out.factors + factors);
+  out.wide = wide;
+  const auto quantize_rows = kernels->quantize_rows[wide][halves(matrix.format) == 2];
   if (rows * matrix.inputs <= kSerialQuantize) {
-    kernels->quantize_rows(x, x_stride, 0, rows, matrix, out);
+    quantize_rows(x, x_stride, 0, rows, matrix.inputs, out);
     return out;
   }
   const int64_t step = std::max<int64_t>(1, kSerialQuantize / matrix.inputs);
   pool.parallel_for((rows + step - 1) / step, [&](int64_t task, int) {
-    kernels->quantize_rows(x, x_stride, task * step, std::min(rows, (task + 1) * step), matrix, out);
+    quantize_rows(x, x_stride, task * step, std::min(rows, (task + 1) * step),
+                           matrix.inputs, out);
   });
   return out;
 }
@@ -243,12 +194,11 @@ void Linear::forward(ThreadPool& pool, Precision precision, const float* x, int6
   const PackedMatrix& m = impl_->matrix;
   GemmArgs args{};
   args.w = &m;
-  args.wide = precision == Precision::kInt16;
   args.y = y;
   args.y_stride = y_stride;
   args.dense = x;
   args.dense_stride = x_stride;
-  if (is_quantized(m.format)) args.x = impl_->quantize(pool, x, x_stride, rows);
+  if (is_quantized(m.format)) args.x = impl_->quantize(pool, precision, x, x_stride, rows);
 
   const int64_t pairs = m.tiles / 2;
   const int64_t row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
@@ -259,7 +209,7 @@ void Linear::forward(ThreadPool& pool, Precision precision, const float* x, int6
   pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local Buffer scratch;
     GemmArgs mine = args;
-    mine.scratch = scratch.reserve(kGemmScratchBytes);
+    mine.scratch = scratch.reserve(gemm_scratch_bytes(m.inputs));
     mine.row_begin = task / column_tasks * kRowsPerTask;
     mine.row_end = std::min(rows, mine.row_begin + kRowsPerTask);
     mine.tile_begin = task % column_tasks * pairs_per_task * 2;
@@ -290,24 +240,25 @@ void Linear::dequantize_row(int64_t row, float* out) const {
     }
     return;
   }
+  constexpr int kZero[] = {0, 8, 128, 0, 0, 32};  // Q4_1, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K
+  const int zero = kZero[static_cast<int>(m.format)];
+  const bool half = has_half_scales(m.format);
   for (int64_t k = 0; k < m.inputs; ++k) {
-    const int64_t g = k / kGroup, i = k % kGroup, segment = g / m.segment_groups;
-    const uint8_t* group = tile + g * m.group_bytes;
-    const auto* factors = reinterpret_cast<const int16_t*>(
-        group + kGroup * kTile / (has_nibbles(m.format) ? 2 : 1));
-    const int64_t half = halves(m.format) == 2 ? i / 16 : 0;
-    const int factor = factors[half * kTile + column];
-    const int offset = factors[(halves(m.format) + half) * kTile + column];
-    const int64_t byte = i % 16 / 4 * 64 + column * 4 + kQuadOrder[i % 4];
-    int t;
+    const int64_t g = k / kGroup, i = k % kGroup;
+    const int64_t byte = i % 16 / 4 * 64 + column * 4 + i % 4;
+    int q;
     if (has_nibbles(m.format)) {
-      t = (i < 16 ? group[byte] & 0x0f : group[byte] >> 4) * factor + offset;
+      const uint8_t both = tile[g * 256 + byte];
+      q = i < 16 ? both & 0x0f : both >> 4;
     } else {
-      const auto p = static_cast<int8_t>(group[(i < 16 ? 0 : 256) + byte]);
-      t = ((p * 256 * factor + (1 << 14)) >> 15) + offset;
+      q = tile[g * 512 + (i < 16 ? 0 : 256) + byte];
     }
-    out[k] = m.steps(row / kTile)[segment * kTile + column] * (1.0f / 256.0f) *
-             static_cast<float>(t - kRounding);
+    const int64_t sub = halves(m.format) == 2 ? g * 2 + i / 16 : g;
+    const float scale = load_scale(half, tile + m.scale_offset, sub * kTile + column);
+    out[k] = scale * static_cast<float>(q - zero);
+    if (has_min(m.format)) {
+      out[k] += load_scale(half, tile + m.min_offset, g * kTile + column);
+    }
   }
 }
 

@@ -1,10 +1,8 @@
 // Linear layers over weights packed at load: y[row] = W x[row] + b.
 //
-// A row's result depends on that row alone. Quantised weights become integers of 8 bits, or 16 where a
-// model is most sensitive, with a scale for each output and segment of up to 640 columns; activations
-// integers of 14 bits, with a scale for each row and segment. Products are summed exactly as int32 inside
-// a segment, and segments are added in ascending order in fp32. Every instruction set and every batch
-// size gives the same bits.
+// A row's result depends on that row alone: activations are quantised per row in groups of 32
+// columns, to 8 bits, or to 12 where a model is most sensitive; products are summed exactly as int32 inside a group, and groups are added in ascending
+// order in fp32. Every instruction set and every batch size gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +23,8 @@ struct WeightSource {
   int64_t inputs;
 };
 
-// Bits that quantised weights are multiplied with; other formats ignore it.
-enum class Precision { kInt8, kInt16 };
+// Bits of the quantised activations; formats that aren't quantised ignore it.
+enum class Precision { kInt8, kInt12 };
 
 class Linear {
  public:
@@ -43,8 +41,7 @@ class Linear {
   void forward(ThreadPool& pool, Precision precision, const float* x, int64_t x_stride,
                int64_t rows, float* y, int64_t y_stride) const;
 
-  // out[k] = W[row][k], dequantised: the embedding look-up. Exact for formats that aren't quantised,
-  // else to 2^-15 of the largest weight of the row's segment.
+  // out[k] = W[row][k], dequantised: the embedding look-up. Exact.
   void dequantize_row(int64_t row, float* out) const;
 
   // Bytes that one forward pass reads.

@@ -1,29 +1,32 @@
 // Matrix products over packed weights, written once on Vec; compiled for each instruction set.
 //
-// Canonical arithmetic of one output, whatever the kernel: for each segment of columns ascending,
-//   y = fma(float(sum_k high X), step * scale, y)
-//   y = fma(float(sum_k low X), step * scale / 256, y)     (when wide)
-// from y = 0, with the integer sums exact (linear_table.h). Dense formats: y = fma(w_k, x_k, y), k
-// ascending.
+// Canonical arithmetic of one output, whatever the kernel: for each group g of 32 columns ascending,
+//   acc = fma(float(sum_k (q_w - zero) q_x), d_w * s_x, acc)   (per half group for Q6_K)
+//   acc = fma(m_w, s_x * sum_k q_x, acc)                       (formats with a min)
+// with the integer sums exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
 #include "int_lanes.h"
 #include "linear_table.h"
-#include "partial.h"
 #include "vec.h"
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-// How a quantised format is packed.
-template <int bits, int halves>
-struct Packing {
+// Traits of a quantised format: w = d * (q - kZero) + m.
+template <int bits, int zero, bool has_min, bool half_scales, int halves>
+struct Quantized {
   static constexpr int kBits = bits;
-  static constexpr int kHalves = halves;  // factors per group
-  static constexpr int kPackedBytes = kGroup * kTile * bits / 8;
+  static constexpr int kZero = zero;
+  static constexpr bool kHasMin = has_min;
+  static constexpr bool kHalfScales = half_scales;
+  static constexpr int kHalves = halves;  // scales per group
 };
-using Nibbles = Packing<4, 1>;
-using Bytes = Packing<8, 1>;
-using HalfBytes = Packing<8, 2>;  // with a factor for each half of a group
+using Q4_1 = Quantized<4, 0, true, true, 1>;
+using Q4_0 = Quantized<4, 8, false, true, 1>;
+using Q8_0 = Quantized<8, 128, false, true, 1>;
+using Q4_K = Quantized<4, 0, true, false, 1>;
+using Q5_K = Quantized<8, 0, true, false, 1>;
+using Q6_K = Quantized<8, 32, false, false, 2>;
 
 // Rows that share the loads of a tile pair; as many as the registers hold.
 #if defined(__AVX512F__)
@@ -32,196 +35,207 @@ inline constexpr int kRowBlock = 6;
 inline constexpr int kRowBlock = 2;
 #endif
 
-// The T of linear_table.h of two quads of columns: 0 and 1 of the first, 2 and 3 of the first, ...
-struct TwoQuads {
-  Words first_even, first_odd, second_even, second_odd;
-};
-
-// One packed group; its factors and offsets stay in registers.
-template <typename P>
-struct PackedGroup {
-  const uint8_t* packed;
-  Words factors[P::kHalves], offsets[P::kHalves];
-
-  SHOAL_INLINE explicit PackedGroup(const uint8_t* group) : packed(group) {
-    const auto* from = reinterpret_cast<const int16_t*>(group + P::kPackedBytes);
-    for (int half = 0; half < P::kHalves; ++half) {
-      factors[half] = Words::load_pairs(from + half * kTile);
-      offsets[half] = Words::load_pairs(from + (P::kHalves + half) * kTile);
-    }
-  }
-  // Quads j and j + 4.
-  SHOAL_INLINE TwoQuads quads(int j) const {
-    constexpr int kLast = P::kHalves - 1;
-    const Words f0 = factors[0], f1 = factors[kLast], o0 = offsets[0], o1 = offsets[kLast];
-    const Words p = Words::load(packed + j * 64);
-    if constexpr (P::kBits == 4) {
-      const Words mask = Words::broadcast(0x0f);
-      return {(p & mask) * f0 + o0, (shift_right_unsigned<8>(p) & mask) * f0 + o0,
-              (shift_right_unsigned<4>(p) & mask) * f1 + o1,
-              shift_right_unsigned<12>(p) * f1 + o1};
-    } else {
-      const Words q = Words::load(packed + (j + 4) * 64), mask = Words::broadcast(-256);
-      return {multiply_high(shift_left<8>(p), f0) + o0, multiply_high(p & mask, f0) + o0,
-              multiply_high(shift_left<8>(q), f1) + o1, multiply_high(q & mask, f1) + o1};
-    }
-  }
-};
-
-// The high or low part of T, in 16 bits.
-template <bool kLow>
-SHOAL_INLINE Words part(Words t) {
-  if constexpr (kLow) return (t & Words::broadcast(0xff)) + Words::broadcast(-128);
-  return shift_right<8>(t);
-}
-
-template <bool kLow>
-SHOAL_INLINE TwoQuads part(const TwoQuads& t) {
-  return {part<kLow>(t.first_even), part<kLow>(t.first_odd), part<kLow>(t.second_even),
-          part<kLow>(t.second_odd)};
+template <bool kHalf>
+SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
+  if constexpr (kHalf) return Vec::load_half(reinterpret_cast<const uint16_t*>(base) + index * kTile);
+  return Vec::load(reinterpret_cast<const float*>(base) + index * kTile);
 }
 
 // A tile read as it is packed: for few rows, where the weights' bytes are what costs.
-template <typename P, bool kLow>
+template <typename F>
 struct PackedTile {
-  const uint8_t* groups;
-  int64_t group_bytes;
+  const uint8_t* quants;
+  const uint8_t* scales;
+  const uint8_t* mins;
 
-  struct Group {
-    PackedGroup<P> group;
-    SHOAL_INLINE TwoQuads quads(int j) const { return part<kLow>(group.quads(j)); }
-  };
-
-  PackedTile(const PackedMatrix& w, int64_t tile, int64_t segment, uint8_t*)
-      : groups(w.tile(tile) + w.first_group(segment) * w.group_bytes),
-        group_bytes(w.group_bytes) {}
-  SHOAL_INLINE Group group(int64_t g) const {
-    return {PackedGroup<P>(groups + g * group_bytes)};
+  SHOAL_INLINE PackedTile(const PackedMatrix& w, int64_t tile)
+      : quants(w.tile(tile)), scales(quants + w.scale_offset), mins(quants + w.min_offset) {}
+  SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
+    if constexpr (F::kBits == 4) {
+      const Bytes both = load_bytes(quants + (4 * g + j) * 64);
+      *low = low_nibbles(both);
+      *high = high_nibbles(both);
+    } else {
+      *low = load_bytes(quants + (8 * g + j) * 64);
+      *high = load_bytes(quants + (8 * g + j + 4) * 64);
+    }
   }
+  SHOAL_INLINE Vec scale(int64_t g, int half) const {
+    return load_scale<F::kHalfScales>(scales, g * F::kHalves + half);
+  }
+  SHOAL_INLINE Vec min(int64_t g) const { return load_scale<F::kHalfScales>(mins, g); }
 };
 
-// A segment of a tile unpacked to 16 bits in the caches: for many rows.
-template <typename P, bool kLow>
+// A tile unpacked to bytes and fp32 scales in the caches: for many rows.
+template <typename F>
 struct UnpackedTile {
-  int16_t* words;  // [groups][4][4][16][2]
+  const uint8_t* quants;  // [groups][8][16][4]
+  float* scales;          // [groups][kHalves][16]
+  float* mins;            // [groups][16]
 
-  struct Group {
-    const int16_t* words;
-    SHOAL_INLINE TwoQuads quads(int j) const {
-      const int16_t* in = words + j * 8 * kTile;
-      return {Words::load(in), Words::load(in + 2 * kTile), Words::load(in + 4 * kTile),
-              Words::load(in + 6 * kTile)};
-    }
-  };
-
-  UnpackedTile(const PackedMatrix& w, int64_t tile, int64_t segment, uint8_t* scratch)
-      : words(reinterpret_cast<int16_t*>(scratch)) {
-    const PackedTile<P, kLow> packed(w, tile, segment, nullptr);
-    const int64_t groups = w.end_group(segment) - w.first_group(segment);
-    int16_t* out = words;
+  // Unpacks into `scratch` (a third of gemm_scratch_bytes); quants of 8 bits stay where they are.
+  UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch) {
+    const PackedTile<F> packed(w, tile);
+    const int64_t groups = w.groups();
+    quants = F::kBits == 4 ? scratch : packed.quants;
+    scales = reinterpret_cast<float*>(scratch + w.inputs * kTile);
+    mins = scales + groups * F::kHalves * kTile;
     for (int64_t g = 0; g < groups; ++g) {
-      const auto group = packed.group(g);
-      for (int j = 0; j < 4; ++j, out += 8 * kTile) {
-        const TwoQuads quads = group.quads(j);
-        quads.first_even.store(out);
-        quads.first_odd.store(out + 2 * kTile);
-        quads.second_even.store(out + 4 * kTile);
-        quads.second_odd.store(out + 6 * kTile);
+      if constexpr (F::kBits == 4) {
+        for (int j = 0; j < 4; ++j) {
+          Bytes low, high;
+          packed.chunks(g, j, &low, &high);
+          store_bytes(scratch + (8 * g + j) * 64, low);
+          store_bytes(scratch + (8 * g + j + 4) * 64, high);
+        }
+      }
+      for (int half = 0; half < F::kHalves; ++half) {
+        packed.scale(g, half).store(scales + (g * F::kHalves + half) * kTile);
+      }
+      if constexpr (F::kHasMin) packed.min(g).store(mins + g * kTile);
+    }
+  }
+  SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
+    *low = load_bytes(quants + (8 * g + j) * 64);
+    *high = load_bytes(quants + (8 * g + j + 4) * 64);
+  }
+  SHOAL_INLINE Vec scale(int64_t g, int half) const {
+    return Vec::load(scales + (g * F::kHalves + half) * kTile);
+  }
+  SHOAL_INLINE Vec min(int64_t g) const { return Vec::load(mins + g * kTile); }
+};
+
+SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
+  if (columns >= kTile) {
+    acc.store(y);
+    return;
+  }
+  float lanes[kTile];
+  acc.store(lanes);
+  for (int64_t i = 0; i < columns; ++i) y[i] = lanes[i];
+}
+
+// What to add to the sum over a (half) group for the zero point of the weights.
+template <typename F>
+SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, int half) {
+  if constexpr (F::kHalves == 2) {
+    const int32_t low_sum = factors.low_sum[lane];
+    return -F::kZero * (half == 0 ? low_sum : factors.sum[lane] - low_sum);
+  }
+  return -F::kZero * factors.sum[lane];
+}
+
+// Adds the products of one group with one part of q to the sums of R rows and two tiles.
+template <typename F, int R, typename Tile>
+SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int64_t row_bytes,
+                                 Int (&dot)[R][2][F::kHalves]) {
+  for (int j = 0; j < 4; ++j) {
+    for (int c = 0; c < 2; ++c) {
+      Bytes low, high;
+      w[c].chunks(g, j, &low, &high);
+      for (int r = 0; r < R; ++r) {
+        const int8_t* xs = x + r * row_bytes + 4 * j;
+        dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low, xs);
+        dot[r][c][F::kHalves - 1] = dot4<F::kBits>(dot[r][c][F::kHalves - 1], high, xs + 16);
       }
     }
   }
-  SHOAL_INLINE Group group(int64_t g) const { return {words + g * kGroup * kTile}; }
-};
-
-// Two neighbouring tiles and the segment that is multiplied.
-struct SegmentPair {
-  int64_t tile, segment;
-};
-
-// y of one row and tile += sum * step * scale, or = in the first pass.
-SHOAL_INLINE void add_sums(const GemmArgs& args, Vec sums, Vec scaled_step, int64_t row,
-                           int64_t tile, bool first) {
-  const int64_t column = tile * kTile, left = args.w->outputs - column;
-  if (left <= 0) return;
-  float* y = args.y + row * args.y_stride + column;
-  store_first(fma(sums, scaled_step, first ? Vec::zero() : load_first(y, left)), y, left);
 }
 
-// R rows from `row` on times one segment of two neighbouring tiles. kLow: their low parts.
-template <int R, bool kLow, typename Tile>
-void multiply_rows(const GemmArgs& args, const Tile* w, SegmentPair at, int64_t row) {
-  const PackedMatrix& m = *args.w;
-  const int64_t groups = m.end_group(at.segment) - m.first_group(at.segment);
-  const int64_t row_words = m.groups * kGroup;
-  const int16_t* x = reinterpret_cast<const int16_t*>(args.x.x) + row * row_words +
-                     m.first_group(at.segment) * kGroup;
-  Int dot[R][2];
-  for (auto& sums : dot) sums[0] = sums[1] = Int::zero();
-  for (int64_t g = 0; g < groups; ++g, x += kGroup) {
+// R rows from `row` on times two neighbouring tiles. kWide: q has 12 bits.
+template <typename F, int R, bool kWide, typename Tile>
+void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
+  constexpr int H = F::kHalves;
+  constexpr int64_t kGroupBytes = kWide ? 2 * kGroup : kGroup;
+  const int64_t groups = args.w->groups(), row_bytes = groups * kGroupBytes;
+  const int8_t* x = args.x.q + row * row_bytes;
+  const GroupFactors* factors[R];
+  int64_t lane[R];
+  for (int r = 0; r < R; ++r) {
+    factors[r] = args.x.factors + (row + r) / kRowPadding * groups;
+    lane[r] = (row + r) % kRowPadding;
+  }
+  Vec acc[R][2];
+  for (auto& a : acc) a[0] = a[1] = Vec::zero();
+  for (int64_t g = 0; g < groups; ++g) {
+    Int dot[R][2][H];
+    for (auto& sums : dot) {
+      for (int h = 0; h < H; ++h) sums[0][h] = sums[1][h] = Int::broadcast(0);
+    }
+    multiply_group<F, R>(w, g, x + g * kGroupBytes, row_bytes, dot);
+    if constexpr (kWide) {
+      for (auto& sums : dot) {
+        for (int h = 0; h < H; ++h) {
+          sums[0][h] = sums[0][h].times_16();
+          sums[1][h] = sums[1][h].times_16();
+        }
+      }
+      multiply_group<F, R>(w, g, x + g * kGroupBytes + kGroup, row_bytes, dot);
+    }
     for (int c = 0; c < 2; ++c) {
-      const auto group = w[c].group(g);
-      for (int j = 0; j < 4; ++j) {
-        const TwoQuads q = group.quads(j);
-        for (int r = 0; r < R; ++r) {
-          const int16_t* xs = x + r * row_words + 4 * j;
-          dot[r][c] = dot2(dot[r][c], q.first_even, xs);
-          dot[r][c] = dot2(dot[r][c], q.first_odd, xs + 2);
-          dot[r][c] = dot2(dot[r][c], q.second_even, xs + 16);
-          dot[r][c] = dot2(dot[r][c], q.second_odd, xs + 18);
+      for (int r = 0; r < R; ++r) {
+        const GroupFactors& f = factors[r][g];
+        const Vec s = Vec::broadcast(f.scale[lane[r]]);
+        for (int h = 0; h < H; ++h) {
+          Int sum = dot[r][c][h];
+          if constexpr (F::kZero != 0) sum = sum + zero_correction<F>(f, lane[r], h);
+          acc[r][c] = fma(sum.to_float(), w[c].scale(g, h) * s, acc[r][c]);
+        }
+        if constexpr (F::kHasMin) {
+          acc[r][c] = fma(w[c].min(g), Vec::broadcast(f.scaled_sum[lane[r]]), acc[r][c]);
         }
       }
     }
   }
-  const Vec part_size = Vec::broadcast(kLow ? 1.0f / 256.0f : 1.0f);
-  for (int c = 0; c < 2; ++c) {
-    const Vec step = Vec::load(m.steps(at.tile + c) + at.segment * kTile);
-    for (int r = 0; r < R; ++r) {
-      const Vec scale = Vec::broadcast(args.x.scales[(row + r) * m.segments + at.segment]);
-      add_sums(args, dot[r][c].to_float(), step * scale * part_size, row + r, at.tile + c,
-               at.segment == 0 && !kLow);
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < 2; ++c) {
+      const int64_t column = (tile + c) * kTile;
+      if (column >= args.w->outputs) continue;
+      store_tile(acc[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
     }
   }
 }
 
-template <int R, bool kLow, typename Tile>
-void multiply_tail(const GemmArgs& args, const Tile* w, SegmentPair at, int64_t row) {
+template <typename F, int R, bool kWide, typename Tile>
+void multiply_tail(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row, int64_t rows) {
   if constexpr (R > 0) {
-    if (args.row_end - row == R) {
-      multiply_rows<R, kLow>(args, w, at, row);
+    if (rows == R) {
+      multiply_rows<F, R, kWide>(args, w, tile, row);
     } else {
-      multiply_tail<R - 1, kLow>(args, w, at, row);
+      multiply_tail<F, R - 1, kWide>(args, w, tile, row, rows);
     }
   }
 }
 
-template <template <typename, bool> typename Tile, typename P, bool kLow>
-void multiply_segment(const GemmArgs& args, SegmentPair at) {
-  const Tile<P, kLow> w[2] = {
-      {*args.w, at.tile, at.segment, args.scratch},
-      {*args.w, at.tile + 1, at.segment, args.scratch + kTile * kLongestSegment * 2}};
-  int64_t row = args.row_begin;
+template <typename F, bool kWide, typename Tile>
+void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   for (; row + kRowBlock <= args.row_end; row += kRowBlock) {
-    multiply_rows<kRowBlock, kLow>(args, w, at, row);
+    multiply_rows<F, kRowBlock, kWide>(args, w, tile, row);
   }
-  multiply_tail<kRowBlock - 1, kLow>(args, w, at, row);
+  multiply_tail<F, kRowBlock - 1, kWide>(args, w, tile, row, args.row_end - row);
 }
 
-template <template <typename, bool> typename Tile, typename P>
+template <typename F, bool kWide>
 void gemm_tiles(const GemmArgs& args) {
   for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
-    for (int64_t segment = 0; segment < args.w->segments; ++segment) {
-      multiply_segment<Tile, P, false>(args, {tile, segment});
-      if (args.wide) multiply_segment<Tile, P, true>(args, {tile, segment});
+    if (args.row_end - args.row_begin <= kRowBlock) {
+      const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
+      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
+    } else {
+      const UnpackedTile<F> w[2] = {
+          {*args.w, tile, args.scratch},
+          {*args.w, tile + 1, args.scratch + gemm_scratch_bytes(args.w->inputs) / 3}};
+      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
     }
   }
 }
 
-template <typename P>
+template <typename F>
 void gemm_quantized(const GemmArgs& args) {
-  if (args.row_end - args.row_begin <= kRowBlock) {
-    gemm_tiles<PackedTile, P>(args);
+  if (args.x.wide) {
+    gemm_tiles<F, true>(args);
   } else {
-    gemm_tiles<UnpackedTile, P>(args);
+    gemm_tiles<F, false>(args);
   }
 }
 
@@ -251,8 +265,7 @@ void multiply_dense_rows(const GemmArgs& args, int64_t tile, int64_t row) {
     for (int c = 0; c < 2; ++c) {
       const int64_t column = (tile + c) * kTile;
       if (column >= args.w->outputs) continue;
-      store_first(acc[r][c], args.y + (row + r) * args.y_stride + column,
-                  args.w->outputs - column);
+      store_tile(acc[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
     }
   }
 }
@@ -268,54 +281,58 @@ void gemm_dense(const GemmArgs& args) {
   }
 }
 
-// X as int16: [rows][groups][32].
-struct WordLayout {
-  SHOAL_INLINE static void store(Vec x, const PackedMatrix& w, const QuantizedRows& out,
-                                 int64_t row, int64_t column) {
-    x.store_int16(reinterpret_cast<int16_t*>(out.x) + row * w.groups * kGroup + column);
-  }
-};
-
-// One row and segment: scale = max|x| / kActivationLevels, X rounded to nearest even. Layout::store
-// rounds sixteen columns and puts them in place. A column that is not finite makes the scale NaN.
-template <typename Layout>
-SHOAL_INLINE void quantize_segment(const float* x, const PackedMatrix& w, int64_t row,
-                                   int64_t segment, const QuantizedRows& out) {
-  constexpr float kLevels = kActivationLevels;
-  constexpr float kSmallest = 1e-30f;  // below it levels / x could overflow
-  const int64_t begin = w.first_group(segment) * kGroup;
-  const int64_t end = w.end_group(segment) * kGroup < w.inputs ? w.end_group(segment) * kGroup
-                                                               : w.inputs;
-  Vec highest = Vec::zero(), poison = Vec::zero();
-  for (int64_t column = begin; column < end; column += kLanes) {
-    const Vec v = Vec::load(x + column);
-    highest = max(abs(v), highest);
-    poison = fma(v, Vec::zero(), poison);
-  }
-  const float largest = reduce_max(highest);
-  const bool is_zero = !(largest > kSmallest);
-  out.scales[row * w.segments + segment] =
-      (is_zero ? 0.0f : largest / kLevels) + reduce_add(poison);
-  const Vec inverse = Vec::broadcast(is_zero ? 0.0f : kLevels / largest);
-  for (int64_t column = begin; column < end; column += kLanes) {
-    Layout::store(Vec::load(x + column) * inverse, w, out, row, column);
+// One group: x = scale * q, scale = max|x| / levels, q rounded to nearest even. levels is 127, or
+// 127 * 16 for q of 12 bits, which is stored as 16 * coarse + fine.
+template <bool kWide, bool kHalves>
+SHOAL_INLINE void quantize_group(const float* x, int8_t* q, GroupFactors& factors, int64_t lane) {
+  constexpr float kLevels = kWide ? 127.0f * 16.0f : 127.0f;
+  constexpr float kSmallest = 1e-30f;           // below it levels / x could overflow
+  const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds to an integer
+  const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
+  const float largest = reduce_max(max(abs(low), abs(high)));
+  const float scale = largest > kSmallest ? largest / kLevels : 0.0f;
+  const Vec inverse = Vec::broadcast(largest > kSmallest ? kLevels / largest : 0.0f);
+  const Vec q_low = (low * inverse + shift) - shift, q_high = (high * inverse + shift) - shift;
+  const float sum = reduce_add(q_low + q_high);  // exact: integers below 2^24
+  factors.scale[lane] = scale;
+  factors.scaled_sum[lane] = scale * sum;
+  factors.sum[lane] = static_cast<int32_t>(sum);
+  factors.low_sum[lane] = kHalves ? static_cast<int32_t>(reduce_add(q_low)) : 0;
+  if constexpr (kWide) {
+    // The nearest multiple of 16; half a unit more settles ties, so that fine is -8 to 7.
+    const Vec per_step = Vec::broadcast(1.0f / 16.0f), nudge = Vec::broadcast(0.5f / 16.0f);
+    const Vec step = Vec::broadcast(-16.0f);
+    const Vec coarse_low = (fma(q_low, per_step, nudge) + shift) - shift;
+    const Vec coarse_high = (fma(q_high, per_step, nudge) + shift) - shift;
+    coarse_low.store_int8(q);
+    coarse_high.store_int8(q + kLanes);
+    fma(coarse_low, step, q_low).store_int8(q + kGroup);
+    fma(coarse_high, step, q_high).store_int8(q + kGroup + kLanes);
+  } else {
+    q_low.store_int8(q);
+    q_high.store_int8(q + kLanes);
   }
 }
 
-template <typename Layout>
+template <bool kWide, bool kHalves>
 void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                   const PackedMatrix& w, const QuantizedRows& out) {
+                   int64_t inputs, const QuantizedRows& out) {
+  const int64_t groups = inputs / kGroup;
   for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t segment = 0; segment < w.segments; ++segment) {
-      quantize_segment<Layout>(x + row * x_stride, w, row, segment, out);
+    GroupFactors* factors = out.factors + row / kRowPadding * groups;
+    for (int64_t g = 0; g < groups; ++g) {
+      const float* in = x + row * x_stride + g * kGroup;
+      int8_t* q = out.q + (row * groups + g) * (kWide ? 2 * kGroup : kGroup);
+      quantize_group<kWide, kHalves>(in, q, factors[g], row % kRowPadding);
     }
   }
 }
 
 inline constexpr LinearKernels kLinearKernels = {
-    &quantize_rows<WordLayout>,
-    {&gemm_quantized<Nibbles>, &gemm_quantized<Nibbles>, &gemm_quantized<Bytes>,
-     &gemm_quantized<Nibbles>, &gemm_quantized<Bytes>, &gemm_quantized<HalfBytes>,
-     &gemm_dense<Format::kF32>, &gemm_dense<Format::kF16>, &gemm_dense<Format::kBF16>}};
+    {{&quantize_rows<false, false>, &quantize_rows<false, true>},
+     {&quantize_rows<true, false>, &quantize_rows<true, true>}},
+    {&gemm_quantized<Q4_1>, &gemm_quantized<Q4_0>, &gemm_quantized<Q8_0>, &gemm_quantized<Q4_K>,
+     &gemm_quantized<Q5_K>, &gemm_quantized<Q6_K>, &gemm_dense<Format::kF32>,
+     &gemm_dense<Format::kF16>, &gemm_dense<Format::kBF16>}};
 
 }  // namespace shoal::SHOAL_ISA_NAMESPACE

@@ -176,7 +176,7 @@ void bind_recording(nb::class_<Session>& session) {
       .def("linear",
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, bool wide) {
              s.model().linear(as_view(x), as_view(out), linear,
-                              wide ? Precision::kInt16 : Precision::kInt8);
+                              wide ? Precision::kInt12 : Precision::kInt8);
            })
       .def("add_bias",
            [](Session& s, const ViewTuple& x, const Array<float>& bias) {

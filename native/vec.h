@@ -42,14 +42,17 @@ struct Vec {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
+  static SHOAL_INLINE Vec load_int32(const int32_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))};
+  }
   SHOAL_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
   SHOAL_INLINE void store_half(uint16_t* p) const {  // rounds to nearest, ties to even
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-  // Rounds to the nearest integer (ties to even) and stores it as int16; |lane| <= 32767.
-  SHOAL_INLINE void store_int16(int16_t* p) const {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
+  // Rounds to the nearest integer (ties to even) and stores it as int8; |lane| <= 127.
+  SHOAL_INLINE void store_int8(int8_t* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
   }
 };
 
@@ -103,6 +106,10 @@ struct Vec {
     };
     return {widen(p), widen(p + 8)};
   }
+  static SHOAL_INLINE Vec load_int32(const int32_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+            _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)))};
+  }
   SHOAL_INLINE void store(float* p) const {
     _mm256_storeu_ps(p, lo);
     _mm256_storeu_ps(p + 8, hi);
@@ -112,9 +119,11 @@ struct Vec {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(lo, kNearest));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(hi, kNearest));
   }
-  SHOAL_INLINE void store_int16(int16_t* p) const {
-    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  SHOAL_INLINE void store_int8(int8_t* p) const {
+    const __m256i a = _mm256_cvtps_epi32(lo), b = _mm256_cvtps_epi32(hi);
+    const __m128i a16 = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i b16 = _mm_packs_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(a16, b16));
   }
 };
 
@@ -178,14 +187,15 @@ struct Vec {
   static SHOAL_INLINE Vec load_bf16(const uint16_t* p) {
     return each([&](int i) { return bits_to_float(static_cast<uint32_t>(p[i]) << 16); });
   }
+  static SHOAL_INLINE Vec load_int32(const int32_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
   SHOAL_INLINE void store(float* p) const {
     for (int i = 0; i < kLanes; ++i) p[i] = lane[i];
   }
   SHOAL_INLINE void store_half(uint16_t* p) const {
     for (int i = 0; i < kLanes; ++i) p[i] = float_to_half(lane[i]);
   }
-  SHOAL_INLINE void store_int16(int16_t* p) const {
-    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int16_t>(__builtin_rintf(lane[i]));
+  SHOAL_INLINE void store_int8(int8_t* p) const {
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(__builtin_rintf(lane[i]));
   }
 };
 

@@ -1,5 +1,7 @@
 """Linear layers against NumPy in float64; bit for bit across instruction sets, rows and threads."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -36,11 +38,10 @@ def random_weight(kind: WeightType) -> WeightTensor:
 def multiply(
     weight: WeightTensor, x: Floats, *, isa: str = BEST, threads: int = 1, wide: bool = False
 ) -> Floats:
-    outputs = weight.shape[0]
     y: Floats = kernels.linear(
-        isa, threads, weight.type.value, weight.data, outputs, x.reshape(-1), len(x), wide
+        isa, threads, weight.type.value, weight.data, OUTPUTS, x.reshape(-1), len(x), wide
     )
-    return y.reshape(len(x), outputs)
+    return y.reshape(len(x), OUTPUTS)
 
 
 def relative_error(got: Floats, weight: WeightTensor, x: Floats) -> float:
@@ -48,49 +49,32 @@ def relative_error(got: Floats, weight: WeightTensor, x: Floats) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def largest_of_rows(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    largest = np.abs(values).max(axis=-1, keepdims=True)
-    return np.where(largest == 0, 1, largest)
-
-
-def quantized_as_documented(x: Floats) -> npt.NDArray[np.float64]:
-    scale = largest_of_rows(x.astype(np.float64)) / 8191
-    return np.rint(x / scale) * scale
+def quantized_as_documented(x: Floats, levels: int) -> npt.NDArray[np.float64]:
+    groups = x.astype(np.float64).reshape(len(x), -1, 32)
+    scale = np.abs(groups).max(axis=-1, keepdims=True) / levels
+    scale[scale == 0] = 1
+    return (np.rint(groups / scale) * scale).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_sixteen_bits_lose_little_but_what_the_activations_lose(kind: WeightType) -> None:
+@pytest.mark.parametrize(("wide", "levels"), [(False, 127), (True, 127 * 16)])
+def test_a_product_is_that_of_the_quantised_activations(
+    kind: WeightType, wide: bool, levels: int
+) -> None:
     weight, x = random_weight(kind), random_rows(7)
-    want = quantized_as_documented(x) @ dequantize(weight).astype(np.float64).T
-    got = multiply(weight, x, wide=True)
-    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-3
+    want = quantized_as_documented(x, levels) @ dequantize(weight).astype(np.float64).T
+    got = multiply(weight, x, wide=wide)
+    # A value between two levels may round either way in fp32: few do, by one level.
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < (2e-3 if not wide else 2e-4)
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_eight_bits_are_those_of_the_largest_weight_of_a_row(kind: WeightType) -> None:
-    weight, x = random_weight(kind), random_rows(7)
-    exact = dequantize(weight).astype(np.float64)
-    step = largest_of_rows(exact) / 127
-    noise = np.linalg.norm(x, axis=1)[:, None] * step.T / np.sqrt(12)  # as rounding scatters
-    errors = (multiply(weight, x) - x.astype(np.float64) @ exact.T) / noise
-    # K-quants have room for weights that no quant takes: their steps may be larger.
-    assert 0.8 < np.sqrt(np.mean(errors**2)) < 1.5
-    assert relative_error(multiply(weight, x), weight, x) < 1.2e-2
-
-
-def test_a_large_column_takes_precision_from_its_segment_alone() -> None:
-    """Of 1,312 columns, three segments, the last filled up with padding."""
-    rng = np.random.default_rng(5)
-    values = rng.standard_normal((OUTPUTS, 1312)).astype(np.float32)
-    values[:, :448] = 0
-    data = np.ascontiguousarray(quantize(values, WeightType.Q8_0)).view(np.uint8).reshape(-1)
-    weight = WeightTensor("w", values.shape, WeightType.Q8_0, data)
-    x = rng.standard_normal((20, 1312)).astype(np.float32)
-    x[:, 0] = 1e4
-    want = multiply(weight, x, wide=True)
-    assert relative_error(want, weight, x) < 1e-3
-    for isa in ISAS:
-        assert_same_bits(multiply(weight, x, isa=isa, wide=True), want, isa)
+def test_eight_bits_cost_less_than_one_per_cent_and_twelve_a_sixteenth(
+    kind: WeightType,
+) -> None:
+    weight, x = random_weight(kind), random_rows(9)
+    assert relative_error(multiply(weight, x), weight, x) < 1e-2
+    assert relative_error(multiply(weight, x, wide=True), weight, x) < 1e-2 / 16
 
 
 @pytest.mark.parametrize("kind", DENSE)
@@ -118,5 +102,5 @@ def test_extreme_activations_stay_finite() -> None:
         assert np.isfinite(multiply(weight, x, isa=isa)).all()
 
 
-def assert_same_bits(got: Floats, want: Floats, where: object) -> None:
+def assert_same_bits(got: Floats, want: Floats, where: Sequence[object]) -> None:
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), where

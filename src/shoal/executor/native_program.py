@@ -56,14 +56,17 @@ class _Recorder:
             name: session.add_buffer(columns) for name, columns in program.buffers.items()
         }
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
-        # Weights of 16 bits where an answer is most sensitive to them: those of queries, keys and
-        # values, and all that only the few rows meet that need logits.
+        # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
+        # values are computed from, the first tenth of the layers, whose errors all others carry on,
+        # and the few rows that need logits.
         self._wide_buffers = {
             view.buffer
             for op in program.ops
             if isinstance(op, Attention)
             for view in (op.q, op.k, op.v)
         }
+        self._num_early_layers = -(-program.num_layers // 10)
+        self._num_layers_begun = 0  # a layer begins with its attention
         self._rows_are_selected = False
 
     def record(self, op: Op) -> None:
@@ -110,7 +113,11 @@ class _Recorder:
             start += width
 
     def _is_wide(self, op: Linear) -> bool:
-        return self._rows_are_selected or op.out.buffer in self._wide_buffers
+        return (
+            self._rows_are_selected
+            or self._num_layers_begun <= self._num_early_layers
+            or op.out.buffer in self._wide_buffers
+        )
 
     def _stacks(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Neighbours of one storage type, which are multiplied as one matrix."""
@@ -123,6 +130,7 @@ class _Recorder:
         return stacks
 
     def _record_attention(self, op: Attention) -> None:
+        self._num_layers_begun += 1
         self._session.attention(
             self._view(op.q),
             self._view(op.k),
