@@ -155,6 +155,12 @@ def test_a_rate_to_reach_that_is_too_high_costs_one_run() -> None:
     assert rate_of(queue, rate * 0.8) == pytest.approx(rate, rel=0.1)
 
 
+def test_a_rate_that_a_queue_only_swallows_is_not_kept() -> None:
+    trial = HighestRate(Queue(0.1).bench(Slo(e2e=60)), 0.9, seed=0).measure(SETTING, None, 9999)
+    assert trial.rate is not None
+    assert 9 < trial.rate < 10 * 3 / 2 * 1.1  # it can do ten requests a second
+
+
 def test_an_slo_that_nothing_meets_ends_the_search() -> None:
     queue = Queue(0.6)
     assert rate_of(queue) == 0

@@ -20,6 +20,7 @@ from shoal.config import EngineConfig
 RATE_PRECISION = 0.1
 RATE_FACTOR = 1.3
 FIRST_RATE_SHARE = 0.7  # of the throughput with all requests there
+SUSTAINED_SHARE = 2 / 3  # of the rate that has to be achieved; the last answers take their time
 LOWEST_RATE_SHARE = 0.1  # of the first rate: if that is too high a request alone is too slow
 
 Replayer = Callable[[EngineConfig, Sequence[WorkloadRequest], Sequence[float], Patience], Replay]
@@ -104,7 +105,7 @@ class GoodShare:
 
 @dataclass(frozen=True, slots=True)
 class HighestRate:
-    """The highest Poisson rate at which a `share` of the requests meets the SLO."""
+    """The highest Poisson rate that is achieved and at which a `share` meets the SLO."""
 
     bench: TrialBench
     share: float
@@ -130,7 +131,7 @@ class HighestRate:
             trial = self._at(setting, search.rate, self.share, deadline - self.bench.clock())
             if trial.status in {Status.FAILED, Status.OUT_OF_TIME}:
                 return replace(trial, seconds=seconds - deadline + self.bench.clock())
-            kept = trial.score is not None and trial.score.value >= self.share
+            kept = self._is_kept(trial, search.rate)
             if kept:
                 best = trial
             elif to_reach and search.low == 0:
@@ -149,6 +150,12 @@ class HighestRate:
         """Measure the share that meets the SLO at the rate of the best setting."""
         assert best.rate is not None
         return self._at(setting, best.rate, None, seconds)
+
+    def _is_kept(self, trial: Trial, rate: float) -> bool:
+        """Whether enough met the SLO, and not because a queue swallowed a run that is too short."""
+        if trial.score is None or trial.score.value < self.share:
+            return False
+        return trial.figures["requests_per_second"] >= SUSTAINED_SHARE * rate
 
     def _at(self, setting: Setting, rate: float, to_reach: float | None, seconds: float) -> Trial:
         arrivals = gamma_arrivals(rate, 1.0, len(self.bench.requests), self.seed)

@@ -24,7 +24,6 @@ COLUMNS: tuple[Column, ...] = (
     ("good_share", "SLO met", 1, 2),
     ("ttft_p90_ms", "TTFT p90 s", 1e-3, 2),
     ("tpot_p90_ms", "TPOT p90 ms", 1, 0),
-    ("e2e_mean_ms", "E2E mean s", 1e-3, 2),
 )
 
 
@@ -41,12 +40,18 @@ def trials_table(found: Found) -> Table:
     known = {name for trial in all_trials for name in trial.figures}
     columns = [column for column in COLUMNS if column[0] in known]
     has_rates = any(trial.rate for trial in all_trials)
-    table = Table(title="Settings in the order tried", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="Settings in the order tried",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     table.add_column("strategy", no_wrap=True)
     rates = ["req/s"] if has_rates else []
     for heading in ["seqs", "tokens", *rates, *(heading for _, heading, _, _ in columns), "took s"]:
         table.add_column(heading, justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for trial in found.trials:
         table.add_row(*_cells(trial, columns, has_rates=has_rates), _remark(found, trial))
     for number, trials in enumerate(rounds, start=1):
@@ -101,6 +106,8 @@ def _verdict(found: Found) -> str:
     if found.best.setting == found.reference.setting:
         return "Nothing tried is better than the defaults."
     gain = "above 0, which the defaults are at" if math.isinf(found.gain) else f"{found.gain:+.1%}"
+    if found.gain <= 0:
+        return "No more than with the defaults; what differs is at most the mean latency."
     margin = f"Margin over the defaults: {gain}"
     if found.noise is None:
         times = "once" if not found.rounds else "in a single round"
@@ -125,8 +132,10 @@ def _on_slo(found: Found, share: float | None) -> Iterator[str]:
 
 
 def _on_coverage(found: Found) -> Iterator[str]:
-    count = f"{len(found.trials)} settings tried and {len(found.rounds)} rounds of repetitions"
-    spent = f"{count} in {found.seconds / 60:.1f} minutes"
+    count = f"{len(found.trials)} settings tried"
+    spent = (
+        f"{count}, the best {len(found.rounds)} times again, in {found.seconds / 60:.1f} minutes"
+    )
     if found.unreached:
         yield f"{spent}; the budget didn't reach: {', '.join(found.unreached)}."
     else:
