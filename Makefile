@@ -43,12 +43,14 @@ bench: $(VENV)/.installed ## Throughput on 96 mixed requests, 32 at a time
 	@$(BIN)/shoal bench throughput --model $(MODEL) --num-requests 96 --input-len 50:800 \
 	    --output-len 20:200 --max-num-seqs 32 $(ARGS)
 
-compare: $(VENV)/.bench ## Compare the strategies (4 minutes); with TRACE=FILE.csv also on a trace's requests
-	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 18 --input-len 50:800 \
-	    --output-len 20:200 --output comparison-mixed.html $(ARGS)
+LOADS := --load 0.5 --load 0.75 --load 1.0
+
+compare: $(VENV)/.bench ## Compare the strategies (5 minutes); with TRACE=FILE.csv also on a trace's requests
+	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 14 --input-len 50:800 \
+	    --output-len 20:200 $(LOADS) --output comparison-mixed.html $(ARGS)
 ifdef TRACE
-	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 14 --trace $(TRACE) \
-	    --trace-max-input 800 --trace-max-output 200 --output comparison-trace.html $(ARGS)
+	@$(BIN)/shoal bench compare --model $(MODEL) --num-requests 12 --trace $(TRACE) \
+	    --trace-max-input 800 --trace-max-output 200 $(LOADS) --output comparison-trace.html $(ARGS)
 endif
 
 strategies: $(VENV)/.installed ## What each strategy is worth (half an hour)
