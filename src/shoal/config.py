@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 BLOCK_SIZE = 16
 
@@ -20,6 +20,13 @@ _DEFAULT_TOKEN_BUDGETS: dict[SchedulerName, int] = {
 }
 _DEFAULT_QUEUE_DELAYS: dict[SchedulerName, float] = {"static": math.inf, "dynamic": 0.05}
 _SERVED_STATIC_DELAY = 1.0
+
+_SWITCHES = (
+    "enable_prefix_caching",
+    "skip_padding",
+    "enable_chunked_prefill",
+    "enable_priority_preemption",
+)
 
 # The settings that only some strategies have; others refuse them.
 _SETTINGS_OF: dict[str, tuple[SchedulerName, ...]] = {
@@ -101,8 +108,8 @@ class EngineConfig:
     queue_timeout_action."""
 
     queue_timeout_action: QueueTimeoutAction = "reject"
-    """Refuse a request that has waited max_queue_time (429), or let it wait on behind all that
-    have not."""
+    """Refuse a request that has waited max_queue_time (429), or let it wait on behind those that
+    wait then."""
 
     max_total_time: float | None = None
     """Seconds from arrival after which a request ends with the tokens that it has."""
@@ -137,8 +144,8 @@ class EngineConfig:
         return self
 
     def __post_init__(self) -> None:
-        self._check_ranges()
         self._check_strategy()
+        self._check_ranges()
         if self.long_prefill_token_threshold > 0 and not self.enable_chunked_prefill:
             raise ConfigError(
                 "long_prefill_token_threshold needs enable_chunked_prefill: "
@@ -166,16 +173,29 @@ class EngineConfig:
             ("long_prefill_token_threshold", 0),
         ):
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
-        for name in ("max_queue_delay", "max_queue_time", "max_total_time"):
+            if value is None:
+                continue
+            if type(value) is not int or value < low:
+                raise ConfigError(f"{name} must be a whole number of at least {low}, got {value}")
+        if self.max_queue_delay is not None and not self.max_queue_delay >= 0:  # NaN too
+            raise ConfigError(f"max_queue_delay must be 0 or more, got {self.max_queue_delay}")
+        for name in ("max_queue_time", "max_total_time"):
             seconds = getattr(self, name)
-            if seconds is not None and not seconds >= 0:  # NaN is refused too
-                raise ConfigError(f"{name} must be 0 seconds or more, got {seconds}")
+            if seconds is not None and not seconds > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, got {seconds}")
+        for name in _SWITCHES:
+            if type(value := getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
         if self.num_threads is not None and not 1 <= self.num_threads <= (os.cpu_count() or 1) * 4:
             raise ConfigError(f"num_threads {self.num_threads} is not between 1 and 4 x the CPUs")
 
     def _check_strategy(self) -> None:
+        for name, choices in (
+            ("scheduler", get_args(SchedulerName)),
+            ("queue_timeout_action", get_args(QueueTimeoutAction)),
+        ):
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for name, strategies in _SETTINGS_OF.items():
             if self.scheduler not in strategies and getattr(self, name) != _default(name):
                 raise ConfigError(

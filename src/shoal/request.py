@@ -14,7 +14,7 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_STRING_LENGTH = 1024  # characters
 MAX_PRIORITY = 1000
 MAX_CACHE_SALT_LENGTH = 256  # characters
-MAX_TIME_LIMIT = 1e6  # seconds
+MIN_TIME_LIMIT, MAX_TIME_LIMIT = 1e-3, 1e6  # seconds
 MIN_TEMPERATURE = 1e-3  # above 0: below it 1 / temperature leaves float32
 
 
@@ -158,6 +158,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_total_time: float | None = None  # seconds; likewise
 
     def __post_init__(self) -> None:
+        for name, kind in (("priority", int), ("cache_salt", str), ("use_prefix_cache", bool)):
+            value = getattr(self, name)
+            _require(
+                type(value) is kind, name, f"{name} must be {kind.__name__}, got {value!r:.80}"
+            )
         _require_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         _require(
             len(self.cache_salt) <= MAX_CACHE_SALT_LENGTH,
@@ -168,7 +173,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_queue_time", "max_total_time"):
             seconds = getattr(self, name)
             if seconds is not None:
-                _require_range(name, seconds, 0.0, MAX_TIME_LIMIT)
+                _require_range(name, seconds, MIN_TIME_LIMIT, MAX_TIME_LIMIT)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -29,7 +29,11 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         with httpx.stream("POST", self._url + COMPLETIONS, json=self._body, timeout=120) as r:
-            self.lines += (line for line in r.iter_lines() if line)
+            # Not iter_lines, which also ends lines at characters that answers may hold.
+            rest = b""
+            for chunk in r.iter_bytes():
+                *lines, rest = (rest + chunk).split(b"\n")
+                self.lines += (line.decode() for line in lines if line)
 
     @property
     def has_finished(self) -> bool:

@@ -31,7 +31,8 @@ def pieces(client: httpx.Client, path: str = COMPLETIONS, **body: Any) -> list[s
     """The texts of a stream's chunks."""
     with client.stream("POST", path, json={"stream": True, **body}) as response:
         assert response.status_code == 200, response.read()
-        data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        lines = response.read().decode().split("\n")  # answers may hold other ends of lines
+        data = [line.removeprefix("data: ") for line in lines if line]
     choices = [choice for event in data[:-1] for choice in json.loads(event)["choices"]]
     return [
         choice["text"] if path == COMPLETIONS else choice["delta"].get("content", "")

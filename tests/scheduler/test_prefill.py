@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from driving import Driver, make_request, shares
+
+from shoal.scheduler.continuous import MAX_BYPASSES
 
 
 def test_a_prompt_of_several_steps_leaves_half_of_them_to_those_behind_it() -> None:
@@ -15,7 +18,35 @@ def test_a_prompt_of_several_steps_leaves_half_of_them_to_those_behind_it() -> N
 def test_what_nobody_else_wants_goes_to_the_prompts_of_the_step() -> None:
     driver = Driver(num_blocks=600, settings={"max_num_batched_tokens": 64})
     driver.add(make_request("long", 4000), make_request("longer", 5000))
-    assert shares(driver.step()) == {"long": 48, "longer": 16}
+    assert shares(driver.step()) == {"long": 52, "longer": 12}
+
+
+@pytest.mark.parametrize("num_long", [4, 10, 20])
+def test_however_many_long_prompts_run_a_short_one_gets_its_token_in_the_next_step(
+    num_long: int,
+) -> None:
+    driver = Driver(num_blocks=num_long * 510, settings={"max_num_batched_tokens": 512})
+    for index in range(num_long):
+        driver.arrive(f"long {index}", 8000, max_tokens=1)
+        driver.step()
+    driver.arrive("short", 10, max_tokens=1)
+    assert shares(driver.step())["short"] == 10
+
+
+def test_long_prompts_beyond_the_budget_are_passed_by_short_ones_a_bounded_number_of_times() -> (
+    None
+):
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
+    driver = Driver(num_blocks=6000, settings=settings)
+    for index in range(12):
+        driver.arrive(f"long {index}", 4000, max_tokens=1)
+    driver.step()
+    waiting = [name for name in driver.requests if name not in driver.running()]
+    assert waiting  # there is nothing left for them but what is kept for short ones
+    for index in range(MAX_BYPASSES + 4):
+        driver.arrive(f"short {index}", 2, max_tokens=1)
+        driver.step()
+    assert driver.requests[waiting[0]].num_bypasses == MAX_BYPASSES
 
 
 def test_prompts_get_their_own_budget_beside_those_who_decode() -> None:

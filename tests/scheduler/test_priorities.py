@@ -27,6 +27,17 @@ def test_smaller_is_sooner_and_ties_go_by_arrival() -> None:
     assert order_of(driver) == ["d", "b", "c", "a"]
 
 
+@pytest.mark.parametrize("budget", [2, 3, 512])
+def test_with_preemption_an_urgent_request_starts_at_once_whatever_the_budget(budget: int) -> None:
+    settings = {"max_num_seqs": 2, "max_num_batched_tokens": budget, **PREEMPTING}
+    driver = Driver(settings=settings)
+    for name in ("low 1", "low 2"):
+        driver.arrive(name, 1, max_tokens=50, priority=1)
+    driver.step()
+    driver.arrive("high", 1, max_tokens=5)
+    assert "high" in shares(driver.step())
+
+
 def test_without_preemption_an_urgent_request_waits_for_a_seat() -> None:
     driver = Driver(settings={"max_num_seqs": 2})
     for name in ("low 1", "low 2"):

@@ -27,6 +27,7 @@ from shoal.engine.messages import (
     AddRequests,
     Advanced,
     Died,
+    EndInput,
     EngineInfo,
     Event,
     Refused,
@@ -198,6 +199,11 @@ class AsyncEngine:
         finally:
             del self._streams[request_id]
             self._abort(loaded, loaded.outputs.remove(requests))
+
+    def end_input(self) -> None:
+        """Tell the engine that no request comes any more: a batch need not wait to fill."""
+        if self._loaded is not None and self._death is None:
+            self._loaded.connection.send(EndInput())
 
     async def reset_prefix_cache(self) -> int:
         """Forget all cached KV blocks; returns how many. Running requests keep theirs.

@@ -95,6 +95,7 @@ class EngineCore:
         """End requests now and free their blocks; unknown and ended ones are skipped."""
         now = self._clock()
         outputs = [self._scheduler.abort(request_id, now) for request_id in request_ids]
+        self._check_idle()
         return [output for output in outputs if output is not None]
 
     def step(self) -> list[RequestOutput]:

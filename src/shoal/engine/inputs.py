@@ -54,7 +54,8 @@ class InputProcessor:
         """The requests of a question, one for each sample, told apart by their `sample_index`.
 
         All samples share the seed; the executor's random numbers depend on the sample index too.
-        Only the first computes prompt logprobs, for they are the same in all.
+        Only the first computes prompt logprobs, for they are the same in all, and only the first
+        has a limit on its time in the queue: then the question has been started.
 
         Raises:
             InvalidParameterError: a token id is outside the vocabulary, or the prompt is empty.
@@ -70,6 +71,7 @@ class InputProcessor:
         room = self._limits.lengths.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        max_queue_time = _shorter(options.max_queue_time, self._config.max_queue_time)
         later_params = msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             Request(
@@ -83,7 +85,7 @@ class InputProcessor:
                 priority=options.priority,
                 arrival_time=arrival_time,
                 cache_scope=self._cache_scope(request_id, params, options),
-                max_queue_time=_shorter(options.max_queue_time, self._config.max_queue_time),
+                max_queue_time=max_queue_time if sample_index == 0 else None,
                 max_total_time=_shorter(options.max_total_time, self._config.max_total_time),
             )
             for sample_index in range(params.n)

@@ -33,6 +33,10 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
+    """No request comes any more: a batch need not wait to fill."""
+
+
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Forget all cached blocks; `Advanced.num_blocks_reset` answers."""
 
@@ -47,7 +51,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process."""
 
 
-Command = AddRequests | AbortRequests | ResetPrefixCache | ViewBatch | Stop
+Command = AddRequests | AbortRequests | EndInput | ResetPrefixCache | ViewBatch | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

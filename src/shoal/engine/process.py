@@ -28,6 +28,7 @@ from shoal.engine.messages import (
     Advanced,
     Command,
     Died,
+    EndInput,
     Event,
     Refused,
     ResetPrefixCache,
@@ -42,6 +43,8 @@ from shoal.scheduler.interface import QueueFullError, RequestRejectedError
 
 COMMANDS_SOCKET = "commands"
 EVENTS_SOCKET = "events"
+
+MAX_POLL_SECONDS = 3600.0  # a longer wait is asked for again; the system takes no more than 24 days
 
 _logger = logging.getLogger(__name__)
 
@@ -105,7 +108,7 @@ class EngineServer:
 
     def _receive(self, wait: float) -> list[Command]:
         """The commands that have come; waits up to `wait` seconds for the first."""
-        timeout = None if math.isinf(wait) else math.ceil(wait * 1000)
+        timeout = None if math.isinf(wait) else math.ceil(min(wait, MAX_POLL_SECONDS) * 1000)
         commands = []
         while self._commands.poll(timeout):
             commands.append(self._decoder.decode(self._commands.recv()))
@@ -128,6 +131,8 @@ def _obey(core: EngineCore, command: Command, turn: Advanced) -> None:
                 turn.refused.append(Refused(command.request_id, str(error), error.retry_after))
         case AbortRequests():
             core.abort(command.request_ids)
+        case EndInput():
+            core.end_input()
         case ResetPrefixCache():
             turn.num_blocks_reset.append(core.reset_prefix_cache())
 

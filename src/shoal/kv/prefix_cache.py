@@ -69,6 +69,7 @@ class PrefixCache:
     _node_of_block: dict[int, _Node] = field(default_factory=dict)
     _branches: dict[str, _Branch] = field(default_factory=dict)
     _awaited: dict[str, _Node] = field(default_factory=dict)  # by the requests that wait for it
+    _matched: dict[str, list[_Node]] = field(default_factory=dict)  # of waiting requests
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -82,25 +83,38 @@ class PrefixCache:
         """
         if request.cache_scope is None or request.sampling_params.prompt_logprobs is not None:
             return NO_MATCH
-        awaited = self._awaited.get(request.request_id)
+        request_id = request.request_id
+        awaited = self._awaited.get(request_id)
         if awaited is not None and awaited.block_id is None and not awaited.is_gone:
             return PrefixMatch(is_being_computed=True)
-        block_ids: list[int] = []
-        parent: int | Scope = request.cache_scope
-        for index in range((request.num_tokens - 1) // self.block_size):
-            node = self._nodes.get((parent, self._tokens(request, index)))
-            if node is None:
-                break
-            if node.block_id is None:
-                self._awaited[request.request_id] = node
-                return PrefixMatch(block_ids, is_being_computed=True)
-            block_ids.append(node.block_id)
+        # A request that waits long is asked for in every step: go on where the last time ended.
+        nodes = self._matched.get(request_id, [])
+        if any(node.is_gone for node in nodes):
+            nodes = []
+        awaited = self._walk(request, nodes)
+        self._matched[request_id] = nodes
+        if awaited is None:
+            self._awaited.pop(request_id, None)
+        else:
+            self._awaited[request_id] = awaited
+        block_ids = [node.block_id for node in nodes if node.block_id is not None]
+        return PrefixMatch(block_ids, is_being_computed=awaited is not None)
+
+    def _walk(self, request: Request, nodes: list[_Node]) -> _Node | None:
+        """Extend known nodes as far as the tree goes; returns one that is just being computed."""
+        parent = nodes[-1].number if nodes else request.cache_scope
+        assert parent is not None  # only requests with a scope are matched
+        while len(nodes) < (request.num_tokens - 1) // self.block_size:
+            node = self._nodes.get((parent, self._tokens(request, len(nodes))))
+            if node is None or node.block_id is None:
+                return node
+            nodes.append(node)
             parent = node.number
-        self._awaited.pop(request.request_id, None)
-        return PrefixMatch(block_ids)
+        return None
 
     def start(self, request: Request) -> None:
         """Follow a request that starts to run; announces the blocks that it is going to compute."""
+        self._matched.pop(request.request_id, None)
         if request.cache_scope is not None:
             self._branches[request.request_id] = _Branch()
             self._extend(request, request.num_tokens // self.block_size)
@@ -126,6 +140,7 @@ class PrefixCache:
     def stop(self, request: Request) -> None:
         """Forget a request that stops running, and what it announced but did not compute."""
         self._awaited.pop(request.request_id, None)
+        self._matched.pop(request.request_id, None)
         branch = self._branches.pop(request.request_id, None)
         for node in branch.nodes if branch is not None else ():
             if node.block_id is None and node.owner == request.request_id:
@@ -140,7 +155,13 @@ class PrefixCache:
         num_blocks = len(self._node_of_block)
         for block_id in self._node_of_block:
             self.pool.drop(block_id)
-        for known in (self._nodes, self._node_of_block, self._branches, self._awaited):
+        for known in (
+            self._nodes,
+            self._node_of_block,
+            self._branches,
+            self._awaited,
+            self._matched,
+        ):
             known.clear()
         return num_blocks
 

@@ -148,8 +148,9 @@ class SchedulerBase:
         if request.num_preemptions > 0:
             return
         request.num_cached_tokens = request.num_computed_tokens
-        wants_prompt_logprobs = request.sampling_params.prompt_logprobs is not None
-        if request.cache_scope is not None and not wants_prompt_logprobs:  # else nothing is asked
+        # Samples that share among themselves, and prompts that need every token, ask for nothing.
+        shares = request.cache_scope is not None and request.cache_scope[0] == "salt"
+        if shares and request.sampling_params.prompt_logprobs is None:
             self._prefix_cache_queries += request.num_prompt_tokens
             self._prefix_cache_hits += request.num_cached_tokens
 

@@ -43,6 +43,9 @@ MAX_LOOKAHEAD = 32
 """Waiting requests that don't fit at which a step stops to look for one that does. Each costs a
 look-up in the prefix cache, and a thousand may wait."""
 
+SHARE_OF_SHORT_PROMPTS = 4
+"""One part in so many of what a step has for prompts is kept from those longer than a step."""
+
 WATERMARK_BLOCKS = 4
 """Blocks that admission leaves to each running request to grow into, unless it needs fewer.
 
@@ -58,6 +61,7 @@ class _StepPlan:
 
     token_budget: int
     prefill_budget: int
+    num_reserved_tokens: int = 0  # for prompts that aren't long
     decodes: dict[Request, int] = field(default_factory=dict)  # one token each
     prefills: dict[Request, int] = field(default_factory=dict)
     num_prefill_tokens: int = 0
@@ -135,6 +139,8 @@ class ContinuousScheduler(SchedulerBase):
         prefilling: list[Request] = []
         for request in self._running:
             (decoding if _num_missing(request) == 1 else prefilling).append(request)
+        left_to_prompts = min(plan.token_budget - len(decoding), plan.prefill_budget)
+        plan.num_reserved_tokens = left_to_prompts // SHARE_OF_SHORT_PROMPTS
         for request in decoding + prefilling:
             if request.status is not RequestStatus.RUNNING:  # the victim of one before it
                 continue
@@ -170,25 +176,34 @@ class ContinuousScheduler(SchedulerBase):
         """Of a request's missing tokens those that the budget and the settings grant it.
 
         Without chunked prefill a prompt runs whole or not at all. The first prompt of a step may
-        then pass the token budget: otherwise one longer than the budget would never run. With it, a
-        prompt that needs more than one full step leaves half of what is there to those behind it.
+        then pass the token budget: otherwise one longer than the budget would never run. With it,
+        prompts that need more than one full step leave a part to the others, and each half of the
+        rest to those behind it.
         """
         if num_missing == 1 and plan.num_tokens < plan.token_budget:
             return 1
         left = plan.num_prefill_tokens_left
         if not self._config.enable_chunked_prefill:
             return num_missing if num_missing <= left or not plan.prefills else 0
-        if num_missing > min(plan.token_budget, plan.prefill_budget) and left > 1:
-            left //= 2
+        if num_missing > min(plan.token_budget, plan.prefill_budget):
+            left -= plan.num_reserved_tokens
+            left = max(left // 2, min(left, 1))
         limit = self._config.long_prefill_token_threshold or plan.token_budget
-        return min(num_missing, limit, left)
+        return max(0, min(num_missing, limit, left))
+
+    def _leaves_budget_to_others(self, plan: _StepPlan) -> bool:
+        """Whether a prompt that got nothing is too long for what is left, and others are not."""
+        return self._config.enable_chunked_prefill and plan.num_prefill_tokens_left > 0
 
     def _spend_what_is_left(self, plan: _StepPlan) -> None:
-        """Give the prompts of the step the tokens that nobody else wanted, in their order."""
+        """Give running prompts the tokens that nobody else wanted, in their order."""
         if not self._config.enable_chunked_prefill or plan.preempted:
             return
         limit = self._config.long_prefill_token_threshold or plan.token_budget
-        for request, share in list(plan.prefills.items()):
+        for request in self._running:
+            if request in plan.decodes:
+                continue
+            share = plan.prefills.get(request, 0)
             more = min(
                 _num_missing(request) - share,
                 limit - share,
@@ -204,8 +219,9 @@ class ContinuousScheduler(SchedulerBase):
     def _admit_waiting(self, plan: _StepPlan, now: float) -> None:
         """Start waiting requests while there are seats, budget and blocks for their whole prompt.
 
-        One that is too large for the free blocks is passed over by later ones, but by no more
-        than `MAX_BYPASSES`; then everything behind it waits until it fits. One whose prompt begins
+        One that is too large for the free blocks, or too long for the part of the budget that long
+        prompts may take, is passed over by later ones, but by no more than `MAX_BYPASSES`; then
+        everything behind it waits until it fits. One whose prompt begins
         with blocks that are just being computed waits for them, and nobody counts as passing it.
         """
         num_unclaimed = self._kv_cache.num_free_blocks - sum(map(self._claim_of, self._running))
@@ -219,16 +235,17 @@ class ContinuousScheduler(SchedulerBase):
                 continue
             num_cached = len(match.block_ids) * self._kv_cache.block_size
             share = self._share_of(request.num_tokens - num_cached, plan)
-            if share == 0:
-                break
             # With nothing running all blocks are free, and the request fits (`LengthLimits`).
             num_missing_blocks = self._kv_cache.missing_blocks(request, match)
-            if self._running and (self._num_free_seats == 0 or num_missing_blocks > num_unclaimed):
-                if outranks and self._would_fit(request, match):
-                    self._displace(request, match, plan, now)
-                    if request.status is RequestStatus.RUNNING:
-                        _note_bypass(passed_over)
-                    break
+            has_place = self._num_free_seats > 0 and num_missing_blocks <= num_unclaimed
+            if self._running and not has_place and outranks and self._would_fit(request, match):
+                self._displace(request, match, plan, now)
+                if request.status is RequestStatus.RUNNING:
+                    _note_bypass(passed_over)
+                break
+            if share == 0 and not self._leaves_budget_to_others(plan):
+                break
+            if self._running and (not has_place or share == 0):
                 passed_over.append(request)
                 if request.num_bypasses >= MAX_BYPASSES or len(passed_over) == MAX_LOOKAHEAD:
                     break

@@ -114,6 +114,7 @@ async def _serve(
                 _print_banner(engine, engine_config, names, listener)
                 await shutdown.wait()
                 state.draining = True
+                engine.end_input()
                 await _drain(state, config.shutdown_timeout, stop_now)
         finally:
             state.stop_now()
