@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(
         for stream in streams:
             stream.join()
         assert all(stream.has_finished for stream in streams)
+
+
+def test_sigterm_starts_a_batch_that_would_not_have_filled_for_years(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = ("--scheduler", "static", "--max-queue-delay", "1e9")
+    with running(tmp_path, str(tiny_model), *settings) as server, ThreadPoolExecutor() as pool:
+        body = {"prompt": [5], "max_tokens": 2}
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        until(lambda: server.metrics()["num_requests_waiting"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert answer.result().status_code == 200
+        assert server.process.wait(timeout=60) == 0
 
 
 def test_a_second_signal_stops_now_and_tells_the_clients(tiny_model: Path, tmp_path: Path) -> None:

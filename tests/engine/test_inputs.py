@@ -6,7 +6,7 @@ import pytest
 
 from shoal.config import EngineConfig
 from shoal.engine.inputs import InputProcessor, ModelLimits
-from shoal.request import InvalidParameterError, Request, SamplingParams
+from shoal.request import InvalidParameterError, Request, RequestOptions, SamplingParams
 from shoal.scheduler.interface import RequestRejectedError
 from shoal.scheduler.limits import LengthLimits
 
@@ -39,6 +39,19 @@ def test_token_ids_outside_the_vocabulary_are_refused(
     with pytest.raises(InvalidParameterError) as refusal:
         process(token_ids, **params)
     assert refusal.value.parameter == parameter
+
+
+def test_the_samples_of_a_question_share_its_time_in_the_queue() -> None:
+    """The first has the limit; once it runs the question has been started."""
+    requests = processor().process(
+        "r",
+        [1, 2],
+        SamplingParams(n=3),
+        RequestOptions(max_queue_time=2.0, max_total_time=9.0),
+        arrival_time=0.0,
+    )
+    assert [request.max_queue_time for request in requests] == [2.0, None, None]
+    assert [request.max_total_time for request in requests] == [9.0] * 3
 
 
 @pytest.mark.parametrize(("num_tokens", "limit"), [(128, "context is 128"), (112, "holds 112")])

@@ -144,8 +144,8 @@ class AsyncEngine:
 
     @property
     def stats(self) -> SchedulerStats | None:
-        """The newest snapshot of the scheduler; None before `start` has returned."""
-        return self._stats
+        """The newest snapshot of the scheduler; None before `start` has returned and at the end."""
+        return self._stats if self.is_ready else None
 
     def watch_stats(self, observer: StatsObserver) -> None:
         """Call `observer` with the newest snapshot, if there is one, and with all to come.
