@@ -73,14 +73,15 @@ def main() -> None:
             max_num_seqs=arguments.max_num_seqs,
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             num_threads=arguments.threads,
+            enable_prefix_caching=False,  # a round must not answer from the one before
         )
         model = open_model(resolve(arguments.model))
         core, info = load_engine(config, model)
-        inputs = InputProcessor(model_limits(info, load_text_interface(model)))
+        inputs = InputProcessor(model_limits(info, load_text_interface(model)), config)
         settings = {
             "threads": str(info.num_threads),
             "isa": info.isa,
-            "max_num_batched_tokens": str(config.max_num_batched_tokens),
+            "max_num_batched_tokens": str(config.token_budget),
         }
         engine = Engine(
             name="shoal",
