@@ -50,6 +50,7 @@ def main() -> None:
         end = max(timeline.last_token for timeline in result.timelines)
         share = f"{result.stats.slot_utilization:.0%} of the slots used, done after {end:.1f} s"
         draw_timeline(axes, result.steps, f"{title} ({share})", names=True)
+    rows[-1].set_xlim(0, max(result.steps[-1].end for result in replays.values()))
     rows[-1].set_xlabel("seconds")
     figure.legend(handles=legend_entries(), loc="outside lower center", ncols=3, frameon=False)
     PICTURE.parent.mkdir(exist_ok=True)

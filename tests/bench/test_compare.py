@@ -13,7 +13,7 @@ import pytest
 
 from shoal.bench import compare
 from shoal.bench.advice import advice_on, crossover
-from shoal.bench.charts import slots_used
+from shoal.bench.charts import slots_used, timelines
 from shoal.bench.compare import CompareConfig
 from shoal.bench.comparison import Comparison, Run
 from shoal.bench.errors import BenchError
@@ -21,7 +21,7 @@ from shoal.bench.lengths import LengthRange
 from shoal.bench.load import Failure
 from shoal.bench.measure import RequestTimeline, Slo
 from shoal.bench.outcome import Outcome
-from shoal.bench.steps import EngineRecord, StepRecord
+from shoal.bench.steps import EngineRecord, RowKind, StepRecord
 from shoal.bench.workload import ComparedWorkload
 from shoal.config import ConfigError, EngineConfig
 
@@ -140,8 +140,14 @@ def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"load": (0.0,)}, {"scheduler": ()}, {"scheduler": ("static", "static")}],
-    ids=["no load", "no strategy", "a strategy twice"],
+    [
+        {"load": (0.0,)},
+        {"scheduler": ()},
+        {"scheduler": ("static", "static")},
+        {"output": Path("no/such/directory/report.html")},
+        {"output": Path("report.json")},
+    ],
+    ids=["no load", "no strategy", "a strategy twice", "no directory", "the file of the JSON"],
 )
 def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -213,6 +219,24 @@ def test_strategies_within_the_noise_are_not_told_apart() -> None:
 def test_preemptions_are_named_with_their_remedy() -> None:
     measured = comparison({0.5: {"static": 9.0, "continuous": 2.0}}, preemptions=3)
     assert "3 preemptions: the KV pool is too small" in " ".join(advice_on(measured))
+
+
+def test_a_full_kv_pool_is_named_as_what_the_queue_waits_for() -> None:
+    measured = comparison({0.5: {"static": 9.0, "continuous": 2.0}})
+    for run in measured.loaded[0.5].values():
+        run.figures["kv_cache_usage_max"] = 0.96
+    assert "this load needs a larger kv_cache_memory_mib" in " ".join(advice_on(measured))
+
+
+def test_the_timeline_shows_every_strategy_to_its_end() -> None:
+    def run(strategy: str, end: float) -> Run:
+        step = StepRecord(0.0, end, {"a": RowKind.DECODE}, 1, 1, 1, 1, 0)
+        engine = EngineRecord([step], [0.0], num_blocks=10, num_preemptions=0)
+        figures = {"slot_utilization": 1.0}
+        return Run(strategy, None, Outcome([], [], engine), figures)
+
+    figure = timelines({"static": run("static", 5.0), "continuous": run("continuous", 10.0)})
+    assert [axes.get_xlim() for axes in figure.axes] == [(0.0, 10.0)] * 2
 
 
 def test_a_strategy_alone_can_be_measured() -> None:

@@ -241,6 +241,7 @@ async def test_what_the_load_generator_itself_delays_is_part_of_the_times():
     run = await send_three(arrivals, on_end=lambda *_: time.sleep(0.2))
     late = run.records[-1]
     assert late.sent - late.scheduled > 0.05
+    assert late.result.sent == late.scheduled
     assert max(run.send_delays) >= late.sent - late.scheduled
     assert late.result.ttft > late.sent - late.scheduled
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_executor import FakeExecutor
 
 from shoal.config import EngineConfig
@@ -72,3 +73,15 @@ def test_counters_follow_the_requests_and_the_blocks(tmp_path: Path) -> None:
     assert Counter(name for name, _ in counters) == {"requests": 2, "KV blocks": 2}
     assert counters[1] == ("KV blocks", {"used": 3, "free": NUM_BLOCKS - 3})
     assert counters[-1] == ("KV blocks", {"used": 0, "free": NUM_BLOCKS})
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    trace(Path("/dev/full"), (20, 90), close=False)  # more than the file's buffer holds
+    assert [record.message for record in caplog.records] == [
+        "the trace ends here, its file can't be written: [Errno 28] No space left on device"
+    ]
+
+
+def test_closing_a_trace_on_a_full_disk_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    StepTrace(Path("/dev/full")).close()
+    assert "the trace ends here" in caplog.text

@@ -9,6 +9,7 @@ from shoal.config import EngineConfig
 
 MANY_IDLE_SLOTS = 0.75  # below this utilisation a batch's shape is worth a word
 LOW_KV_USAGE = 0.6
+HIGH_KV_USAGE = 0.9  # admission keeps the rest for the running ones to grow
 LONG_QUEUE_SHARE = 0.5  # of the time to first token
 CLEAR_WIN = 1.05  # closer than this is noise
 
@@ -103,10 +104,12 @@ def _on_limits(config: EngineConfig, run: Run) -> list[str]:
             f"Requests waited while at most {figures['kv_cache_usage_max']:.0%} of the KV pool was "
             f"in use: a larger max_num_seqs than {config.max_num_seqs} may serve them sooner."
         )
-    if waits_long:
+    if waits_long and figures["preemptions"] == 0:
+        is_memory_full = figures["kv_cache_usage_max"] > HIGH_KV_USAGE
+        remedy = "a larger kv_cache_memory_mib" if is_memory_full else "more slots"
         sentences.append(
             f"{figures['queue_time_mean_ms'] / figures['ttft_mean_ms']:.0%} of the time to first "
-            "token is waiting in the queue: this load needs more slots, or another machine."
+            f"token is waiting in the queue: this load needs {remedy}, or another machine."
         )
     return sentences
 

@@ -123,6 +123,11 @@ class RateSearch:
             self.rate = math.sqrt(self.low * self.high)
 
 
+SUSTAINED_SHARE = 2 / 3
+"""Of a rate that has to be achieved, lest a queue swallow what a server can't do. It isn't all, for
+the last answers of a run take their time."""
+
+
 async def find_capacity(
     share_at: Callable[[float], Awaitable[float]], share: float, precision: float
 ) -> Capacity:

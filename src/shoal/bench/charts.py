@@ -47,7 +47,7 @@ STYLES = {
 def draw_all(comparison: Comparison) -> dict[str, bytes]:
     """Every picture as PNG, by its name."""
     pictures = {
-        "timeline": _timelines(comparison.highest_load),
+        "timeline": timelines(comparison.highest_load),
         "utilization": _utilization(comparison.highest_load),
         "distributions": _distributions(comparison.highest_load, comparison.slo),
     }
@@ -56,7 +56,7 @@ def draw_all(comparison: Comparison) -> dict[str, bytes]:
     return {name: _png(figure) for name, figure in pictures.items()}
 
 
-def _timelines(runs: dict[str, Run]) -> Figure:
+def timelines(runs: dict[str, Run]) -> Figure:
     """Requests over slots; all strategies on one time axis."""
     steps = {strategy: run.outcome.engine.steps for strategy, run in runs.items()}
     num_slots = max(len(step.rows) for of_one in steps.values() for step in of_one)
@@ -67,6 +67,7 @@ def _timelines(runs: dict[str, Run]) -> Figure:
         used = f"{run.figures['slot_utilization']:.0%} of the slots used"
         title = f"{strategy}: {used}, done after {steps[strategy][-1].end:.1f} s"
         draw_timeline(axes, steps[strategy], title, names=num_slots <= MAX_NAMED_SLOTS)
+    panels[-1].set_xlim(0, max(of_one[-1].end for of_one in steps.values()))
     panels[-1].set_xlabel("seconds")
     figure.legend(handles=legend_entries(), loc="outside lower center", ncols=3, frameon=False)
     return figure

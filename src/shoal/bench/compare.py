@@ -89,6 +89,11 @@ class CompareConfig:
     """File for the report; its JSON and its pictures lie beside it."""
 
     def __post_init__(self) -> None:
+        if self.output.suffix == ".json" or not self.output.parent.is_dir():
+            raise ConfigError(
+                f"output must be a file in a directory that exists, and not its own .json, "
+                f"got {self.output}"
+            )
         if not all(0 < load <= 10 for load in self.load):
             raise ConfigError(f"load must be above 0 and at most 10, got {self.load}")
         if not self.scheduler or len(set(self.scheduler)) < len(self.scheduler):

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from shoal.bench.arrivals import ArrivalConfig
-from shoal.bench.capacity import Capacity, CapacityConfig, find_capacity
+from shoal.bench.capacity import SUSTAINED_SHARE, Capacity, CapacityConfig, find_capacity
 from shoal.bench.connection import HttpClient
 from shoal.bench.load import OnEnd
 from shoal.bench.machine import Machine
@@ -132,6 +132,8 @@ async def _find_capacity(config: ServeConfig, target: Target) -> int:
         failed += served.num_failed
         measured = served.measurement
         share = 0.0 if measured is None else measured.good_share or 0.0
+        if measured is not None and measured.requests_per_second < SUSTAINED_SHARE * rate:
+            share = 0.0
         probes.append({"request_rate": rate, "good_share": share} | served.figures)
         return share
 

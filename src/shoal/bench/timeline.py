@@ -59,7 +59,10 @@ def lanes_of(steps: Sequence[StepRecord]) -> list[Lane]:
 
 
 def draw_timeline(axes: Axes, steps: Sequence[StepRecord], title: str, *, names: bool) -> None:
-    """Draw the slots from top to bottom over time; with `names` each request's id in its lane."""
+    """Draw the slots from top to bottom over time; with `names` each request's id in its lane.
+
+    The caller sets the limits of the time axis, which panels may share.
+    """
     for lane in lanes_of(steps):
         for kind, colour in COLOURS.items():
             spans = [(s.start, s.end - s.start) for s in lane.segments if s.kind is kind]
@@ -74,7 +77,6 @@ def draw_timeline(axes: Axes, steps: Sequence[StepRecord], title: str, *, names:
                 fontweight="bold",
                 path_effects=[withStroke(linewidth=2, foreground="white")],
             )
-    axes.set_xlim(left=0)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("slot")
     axes.invert_yaxis()

@@ -7,6 +7,7 @@ their arrival to their end; the batch and the KV pool are counters, as they are 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,23 @@ _PHASES = (
 
 Event = dict[str, Any]
 
+_logger = logging.getLogger(__name__)
+
 
 class StepTrace:
     """Writes the trace to a file, a step at a time; implements `StepObserver`.
 
-    Viewers also read a file whose end is missing, as after a crash.
+    Viewers also read a file whose end is missing, as after a crash. When the file can't be written
+    any more, the trace ends there with an error in the log, and the engine goes on.
 
     Raises:
-        OSError: the file can't be written.
+        OSError: the file can't be created.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._separator = b"[\n"
+        self._has_failed = False
         self._num_useful_slots = 0  # of all steps so far
         self._write(
             _name("process_name", 0, "shoal engine"),
@@ -82,13 +87,26 @@ class StepTrace:
 
     def close(self) -> None:
         """Complete the file."""
-        self._file.write(b"\n]\n")
-        self._file.close()
+        try:
+            if not self._has_failed:
+                self._file.write(b"\n]\n")
+            self._file.close()
+        except OSError as error:
+            self._fail(error)
 
     def _write(self, *events: Event) -> None:
-        for event in events:
-            self._file.write(self._separator + msgspec.json.encode(event))
-            self._separator = b",\n"
+        if self._has_failed:
+            return
+        try:
+            for event in events:
+                self._file.write(self._separator + msgspec.json.encode(event))
+                self._separator = b",\n"
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        _logger.error("the trace ends here, its file can't be written: %s", error)
 
 
 def _batch_of(step: ScheduledStep) -> Event:

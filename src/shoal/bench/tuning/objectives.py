@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.bench.arrivals import gamma_arrivals
-from shoal.bench.capacity import RateSearch
+from shoal.bench.capacity import SUSTAINED_SHARE, RateSearch
 from shoal.bench.measure import Slo
 from shoal.bench.patience import Patience
 from shoal.bench.replay import Replay, replay_in_process
@@ -20,7 +20,6 @@ from shoal.config import EngineConfig
 RATE_PRECISION = 0.1
 RATE_FACTOR = 1.3
 FIRST_RATE_SHARE = 0.7  # of the throughput with all requests there
-SUSTAINED_SHARE = 2 / 3  # of the rate that has to be achieved; the last answers take their time
 LOWEST_RATE_SHARE = 0.1  # of the first rate: if that is too high a request alone is too slow
 
 Replayer = Callable[[EngineConfig, Sequence[WorkloadRequest], Sequence[float], Patience], Replay]
