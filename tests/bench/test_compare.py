@@ -146,8 +146,19 @@ def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
         {"scheduler": ("static", "static")},
         {"output": Path("no/such/directory/report.html")},
         {"output": Path("report.json")},
+        {"load": (0.5, 0.5)},
+        {"scheduler": ("continuous",), "skip_padding": True},
+        {"scheduler": ("continuous",), "max_queue_delay": 1.0},
+        {"scheduler": ("dynamic",), "max_num_batched_tokens": 64},
     ],
-    ids=["no load", "no strategy", "a strategy twice", "no directory", "the file of the JSON"],
+    ids=[
+        "no load",
+        "no strategy",
+        "a strategy twice",
+        "no directory",
+        "the file of the JSON",
+        *("a load twice", "no padding", "no delay", "no budget"),
+    ],
 )
 def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -98,6 +98,14 @@ class CompareConfig:
             raise ConfigError(f"load must be above 0 and at most 10, got {self.load}")
         if not self.scheduler or len(set(self.scheduler)) < len(self.scheduler):
             raise ConfigError(f"scheduler must name each strategy once, got {self.scheduler}")
+        if len(set(self.load)) < len(self.load):
+            raise ConfigError(f"load must name each load once, got {self.load}")
+        if self.scheduler == ("continuous",) and (self.max_queue_delay is not None):
+            raise ConfigError("max_queue_delay is a setting of static and dynamic batching")
+        if self.scheduler == ("continuous",) and self.skip_padding:
+            raise ConfigError("skip_padding is a setting of static and dynamic batching")
+        if self.scheduler == ("dynamic",) and self.max_num_batched_tokens is not None:
+            raise ConfigError("max_num_batched_tokens is compared for static and continuous alone")
 
     def engine(self, scheduler: SchedulerName) -> EngineConfig:
         """The engine of one strategy, with those of the settings that it has."""
@@ -126,6 +134,7 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("the pictures need matplotlib: pip install 'shoal[bench]'")
+    # It needs matplotlib, which is an extra.
     from shoal.bench.compare_report import results_table, write_html  # noqa: PLC0415
 
     config = config or CompareConfig()

@@ -37,6 +37,7 @@ from shoal.model.loader import open_model
 from shoal.model.registry import resolve
 
 STRATEGIES: tuple[SchedulerName, ...] = ("continuous", "dynamic", "static")
+DEFAULT_SLO_SHARE = 0.9
 
 
 @Parameter(name="*")
@@ -54,7 +55,7 @@ class TuneConfig:
     slo: Slo = field(default_factory=Slo)
     """What a good answer is; without it the throughput counts."""
 
-    slo_share: float = 0.9
+    slo_share: float = DEFAULT_SLO_SHARE
     """Share of the requests that has to meet the SLO."""
 
     request_rate: float | None = None
@@ -82,6 +83,8 @@ class TuneConfig:
     def __post_init__(self) -> None:
         if not 0 < self.slo_share <= 1:
             raise ConfigError(f"slo_share must be above 0 and at most 1, got {self.slo_share}")
+        if self.slo_share != DEFAULT_SLO_SHARE and not self.slo:
+            raise ConfigError("slo_share needs slo_ttft, slo_tpot or slo_e2e: it is their share")
         if self.request_rate is not None:
             if not 0 < self.request_rate < math.inf:
                 raise ConfigError(f"request_rate must be above 0, got {self.request_rate}")
