@@ -60,18 +60,14 @@ def test_requests_and_tokens_agree_with_the_metrics(server, tmp_path, endpoint, 
 def test_mean_latencies_agree_with_the_metrics(server, tmp_path):
     """The client's times hold the way to the server and back.
 
-    It is a millisecond where each process has a CPU when it wants one; the slack is for machines on
-    which it waits. A run in which the load generator was late itself tells nothing.
+    It is milliseconds where each process has a CPU when it wants one; the slack is for machines on
+    which it waits. In a closed loop requests are due when they are sent, so the load generator
+    itself adds nothing.
     """
-    for _ in range(3):
-        run = Comparison(server, tmp_path / "result.json", "--request-rate 8")
-        if run.figures["send_delay_p99_ms"] < 10:
-            break
-    else:
-        pytest.skip("the machine is too busy to send requests when they are due")
+    run = Comparison(server, tmp_path / "result.json", "--concurrency 6")
     for name, metric, slack_ms in (
-        ("ttft", "shoal:time_to_first_token", 60),
-        ("e2e", "shoal:e2e_request_latency", 60),
+        ("ttft", "shoal:time_to_first_token", 30),
+        ("e2e", "shoal:e2e_request_latency", 30),
         ("tpot", "shoal:time_per_output_token", 3),
     ):
         expected = pytest.approx(run.mean_ms(metric), rel=0.02, abs=slack_ms)
