@@ -187,7 +187,9 @@ async def test_a_fault_in_what_the_dashboard_remembers_fails_no_request(
     served: Served, engine: FakeEngine
 ) -> None:
     metrics = served.state.metrics
-    metrics.recent_ttft = metrics.recent_tpot = metrics.recent_steps._intervals = None  # type: ignore[assignment]
+    for memory, attribute in ((metrics, "recent_ttft"), (metrics, "recent_tpot")):
+        setattr(memory, attribute, None)
+    vars(metrics.recent_steps)["_intervals"] = None
     engine.report()
     response = await served.client.post(COMPLETIONS, json={"prompt": "a"})
     assert response.status_code == 200

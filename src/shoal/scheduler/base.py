@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import islice
 
@@ -24,7 +25,7 @@ from shoal.scheduler.progress import progress_of, times_of
 from shoal.scheduler.queue import RequestQueue
 
 
-class SchedulerBase:
+class SchedulerBase(ABC):
     """The common part of the strategies; a strategy adds `schedule` and `update`.
 
     Args:
@@ -120,9 +121,9 @@ class SchedulerBase:
 
     # For the strategies
 
+    @abstractmethod
     def _leave(self, request: Request) -> None:
         """Take a running request out of what the strategy keeps."""
-        raise NotImplementedError
 
     def _is_done(self, request: Request) -> bool:
         """Whether a running request has all its tokens and only keeps its place."""

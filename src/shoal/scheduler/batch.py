@@ -13,6 +13,8 @@ and nothing is ever preempted.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from shoal.config import EngineConfig
 from shoal.kv.manager import KVCacheManager
 from shoal.request import Request, RequestStatus
@@ -73,9 +75,9 @@ class BatchScheduler(SchedulerBase):
 
     # Forming a batch
 
+    @abstractmethod
     def _num_to_start(self, now: float) -> int:
         """How many of the waiting requests, in their order, to start now; 0 to wait on."""
-        raise NotImplementedError
 
     def _num_that_fit(self) -> int:
         """Waiting requests, in their order, that the pool can hold to their end; at least one."""

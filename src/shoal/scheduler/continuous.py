@@ -37,7 +37,7 @@ from shoal.scheduler.progress import advance
 from shoal.scheduler.queue import RequestQueue, service_order
 
 MAX_BYPASSES = 16
-"""Later requests that may be admitted past a waiting one that is too large for the free blocks."""
+"""Later requests that may be admitted past a waiting one that is too large for what is free."""
 
 MAX_LOOKAHEAD = 32
 """Waiting requests that don't fit at which a step stops to look for one that does. Each costs a

@@ -82,11 +82,12 @@ async def _serve(
     engine_config = engine_config.for_serving()
     engine = AsyncEngine(engine_config)
     loading = asyncio.create_task(engine.start())
-    # Give the engine's process its start before the imports below keep this one busy.
+    # Give the engine's process its start before the imports below, which take as long as loading
+    # the model, keep this one busy.
     await asyncio.sleep(0)
     from prometheus_client import disable_created_metrics  # noqa: PLC0415
 
-    from shoal.server.app import create_app  # noqa: PLC0415 - takes as long as loading the model
+    from shoal.server.app import create_app  # noqa: PLC0415
     from shoal.server.state import ServerState  # noqa: PLC0415
 
     # Else each counter has a gauge beside it that nobody asked for.
