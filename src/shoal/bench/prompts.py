@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shoal.bench.lengths import WorkloadError
-from shoal.bench.trace import BLOCK_TOKENS, RequestShape
+from shoal.bench.recorded_load import BLOCK_TOKENS, RequestShape
 
 Prompt = list[int] | str
 Vocabulary = Sequence[int] | Sequence[str]

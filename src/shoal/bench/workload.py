@@ -17,7 +17,7 @@ from shoal.bench.lengths import (
     WorkloadError,
 )
 from shoal.bench.prompts import FilePrompts, Prompt, RandomPrompts, Vocabulary
-from shoal.bench.trace import RequestShape, Stretch, read_trace
+from shoal.bench.recorded_load import RequestShape, Stretch, read_trace
 from shoal.model.tokenizer import Tokenizer
 
 __all__ = [

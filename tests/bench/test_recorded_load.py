@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.bench.trace import RequestShape, read_trace
+from shoal.bench.recorded_load import RequestShape, read_trace
 from shoal.bench.workload import Workload, WorkloadError, draw_shapes, generate_requests
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
