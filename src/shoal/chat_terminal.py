@@ -17,7 +17,7 @@ from shoal.model.chat import ChatTemplateError
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve
 from shoal.model.tokenizer import InvalidTextError
-from shoal.request import InvalidParameterError, SamplingParams
+from shoal.request import FinishReason, InvalidParameterError, SamplingParams
 from shoal.scheduler.interface import RequestRejectedError
 
 # What is wrong with one question, so that a chat can go on with the next.
@@ -131,7 +131,7 @@ class _Answerer:
         try:
             while self._engine.has_work():
                 processed = outputs.process(self._engine.step())
-                self._engine.abort(processed.abort_ids)
+                self._engine.abort(processed.stopped_ids, FinishReason.STOP)
                 for _, item in processed.items:
                     if isinstance(item, FailedSample):
                         raise RequestFailedError(item.error)

@@ -336,7 +336,7 @@ class LLM:
 
     def _take(self, outputs: list[RequestOutput], running: dict[str, _Row]) -> None:
         processed = self._outputs.process(outputs)
-        self._engine.abort(processed.abort_ids)
+        self._engine.abort(processed.stopped_ids, FinishReason.STOP)
         for request_id, item in processed.items:
             row = running.get(request_id)
             if row is None:  # another sample of it has failed

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from fake_executor import FakeExecutor
 
 from shoal.config import EngineConfig
-from shoal.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore, StepReport
+from shoal.engine.core import (
+    MAX_CONSECUTIVE_FAILURES,
+    EngineCore,
+    EngineObserver,
+    StepReport,
+)
 from shoal.engine.errors import EngineDeadError
 from shoal.kv.manager import KVCacheManager
 from shoal.request import FinishReason, Request, SamplingParams
@@ -54,9 +60,15 @@ def core_with(executor: FakeExecutor, **settings: Any) -> EngineCore:
     return core_at(Clock(), executor, **settings)
 
 
-def core_at(clock: Clock, executor: FakeExecutor, **settings: Any) -> EngineCore:
+def core_at(
+    clock: Clock,
+    executor: FakeExecutor,
+    *,
+    observers: Sequence[EngineObserver] = (),
+    **settings: Any,
+) -> EngineCore:
     scheduler = create_scheduler(EngineConfig(**settings), num_blocks=20, max_model_len=100)
-    return EngineCore(scheduler, executor, clock)
+    return EngineCore(scheduler, executor, clock, observers)
 
 
 def run(core: EngineCore) -> dict[str, RequestOutput]:
@@ -174,28 +186,87 @@ def test_the_end_of_the_input_ends_the_waiting() -> None:
     assert set(run(core)) == {"a"}
 
 
+class Observer:
+    """Writes down all that it is told."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+        self.ends: list[tuple[str, FinishReason | None]] = []
+        self.closed = False
+
+    def on_step(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def on_end(self, output: RequestOutput) -> None:
+        self.ends.append((output.request_id, output.finish_reason))
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def test_each_executed_step_is_reported_to_the_observers() -> None:
-    class Observer:
-        def __init__(self) -> None:
-            self.reports: list[StepReport] = []
-            self.closed = False
-
-        def on_step(self, report: StepReport) -> None:
-            self.reports.append(report)
-
-        def close(self) -> None:
-            self.closed = True
-
     observer = Observer()
-    scheduler = create_scheduler(EngineConfig(), num_blocks=20, max_model_len=100)
-    core = EngineCore(scheduler, FakeExecutor(20), Clock(), [observer])
+    core = core_at(Clock(), FakeExecutor(20), observers=[observer])
     core.add([request("a", max_tokens=2)])
     run(core)
     assert [report.step.num_scheduled_tokens for report in observer.reports] == [3, 1]
-    assert [len(report.outputs) for report in observer.reports] == [1, 1]
     assert observer.reports[-1].stats == core.stats()
     core.close()
     assert observer.closed
+
+
+@STRATEGIES
+def test_each_end_is_reported_to_the_observers_once(strategy: str) -> None:
+    observer = Observer()
+    core = core_at(Clock(), FailingExecutor(1), observers=[observer], scheduler=strategy)
+    core.add([request("fails")])
+    run(core)
+    core.add([request(name, max_tokens=2) for name in ("stops", "leaves", "ends")])
+    core.end_input()
+    core.step()
+    core.abort(["leaves"])
+    core.abort(["stops"], FinishReason.STOP)
+    run(core)
+    core.add([request("is left")])
+    core.close()
+    assert observer.ends == [
+        ("fails", FinishReason.ERROR),
+        ("leaves", FinishReason.ABORT),
+        ("stops", FinishReason.STOP),
+        ("ends", FinishReason.LENGTH),
+        ("is left", FinishReason.ABORT),
+    ]
+
+
+def test_samples_that_are_refused_together_have_no_end() -> None:
+    observer = Observer()
+    core = core_at(Clock(), FakeExecutor(20), observers=[observer], max_waiting_requests=2)
+    with pytest.raises(QueueFullError):
+        core.add([request(name) for name in "abc"])
+    assert observer.ends == []
+
+
+def test_what_an_engine_that_died_leaves_behind_ends_with_its_error() -> None:
+    observer = Observer()
+    executor = FailingExecutor(MAX_CONSECUTIVE_FAILURES)
+    core = core_at(Clock(), executor, observers=[observer], max_num_seqs=1)
+    core.add([request(name) for name in "abcd"])
+    with pytest.raises(EngineDeadError):
+        run(core)
+    core.close()
+    assert observer.ends == [(name, FinishReason.ERROR) for name in "abcd"]
+
+
+def test_a_scheduler_that_has_failed_does_not_keep_the_engine_from_closing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor, observer = FakeExecutor(20), Observer()
+    core = core_at(Clock(), executor, observers=[observer])
+    core.add([request("a")])
+    monkeypatch.setattr(KVCacheManager, "free", lambda self, request: 1 // 0)
+    core.close()
+    assert "can't be ended: ZeroDivisionError" in caplog.text
+    assert (executor.closed, observer.closed) == (True, True)
 
 
 def test_an_idle_engine_reports_blocks_that_never_came_back(

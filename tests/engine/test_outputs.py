@@ -38,7 +38,7 @@ class Answer:
             ]
         )
         self.deltas += [item for _, item in processed.items if isinstance(item, CompletionDelta)]
-        self.aborted += processed.abort_ids
+        self.aborted += processed.stopped_ids
 
     def feed_one_by_one(self, token_ids: list[int]) -> None:
         for token_id in token_ids:

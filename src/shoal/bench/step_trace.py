@@ -63,7 +63,7 @@ class _Reader:
                     self.num_preemptions += 1
                 case "queue", "b":
                     self._arrivals[event["id"]] = time
-                case "queue", "e" if event["id"] in self._arrivals:
+                case "prefill", "b" if event["id"] in self._arrivals:
                     self.queue_times.append(time - self._arrivals.pop(event["id"]))
 
     def _add_step(self, step: Event, start: float, num_waiting: int, blocks: Event) -> None:

@@ -40,7 +40,7 @@ from shoal.model.chat import ChatTemplate
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve
 from shoal.model.tokenizer import Tokenizer
-from shoal.request import InvalidParameterError, RequestOptions, SamplingParams
+from shoal.request import FinishReason, InvalidParameterError, RequestOptions, SamplingParams
 from shoal.scheduler.interface import (
     BatchView,
     QueueFullError,
@@ -198,7 +198,7 @@ class AsyncEngine:
                 yield item
         finally:
             del self._streams[request_id]
-            self._abort(loaded, loaded.outputs.remove(requests))
+            self._abort(loaded, loaded.outputs.remove(requests), FinishReason.ABORT)
 
     def end_input(self) -> None:
         """Tell the engine that no request comes any more: a batch need not wait to fill."""
@@ -290,7 +290,7 @@ class AsyncEngine:
                 self._put(request_id, _failure(item))
             else:
                 self._put(request_id, item)
-        self._abort(loaded, processed.abort_ids)
+        self._abort(loaded, processed.stopped_ids, FinishReason.STOP)
 
     def _take_stats(self, stats: SchedulerStats) -> None:
         self._stats = stats
@@ -302,9 +302,9 @@ class AsyncEngine:
         if stream is not None:  # else its reader has gone away
             stream.put_nowait(item)
 
-    def _abort(self, loaded: _Loaded, engine_request_ids: list[str]) -> None:
+    def _abort(self, loaded: _Loaded, engine_request_ids: list[str], reason: FinishReason) -> None:
         if engine_request_ids and self._death is None:
-            loaded.connection.send(AbortRequests(engine_request_ids))
+            loaded.connection.send(AbortRequests(engine_request_ids, reason))
 
     def _die(self, reason: str) -> None:
         """Let nothing new in and end all streams; only the first reason counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Protocol
 
 from shoal.engine.errors import EngineDeadError, describe
 from shoal.executor.interface import Executor
-from shoal.request import Request
+from shoal.request import FinishReason, Request
 from shoal.scheduler.interface import (
     BatchView,
     RequestOutput,
@@ -28,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step that was computed, when each part of it began, and what it brought.
+    """One step that was computed, and when each part of it began.
 
     Times are seconds on the engine's clock. `stats` is the state after the step.
     """
@@ -38,15 +39,17 @@ class StepReport:
     execute_start: float
     update_start: float
     update_end: float
-    outputs: Sequence[RequestOutput]
     stats: SchedulerStats
 
 
-class StepObserver(Protocol):
-    """Something that wants to know of every step; it must not raise."""
+class EngineObserver(Protocol):
+    """Something that wants to know of every step and every end; it must not raise."""
 
     def on_step(self, report: StepReport) -> None:
         """A step has been computed and taken in."""
+
+    def on_end(self, output: RequestOutput) -> None:
+        """A request has ended, in the step reported last or without one; its last output."""
 
     def close(self) -> None:
         """The engine is closed."""
@@ -59,7 +62,7 @@ class EngineCore:
         scheduler: decides what a step computes.
         executor: computes it; closed with the engine.
         clock: seconds, monotonic; the one that `Request.arrival_time` was read from.
-        observers: told of each step; closed with the engine.
+        observers: told of each step and of each end of a request; closed with the engine.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
-        observers: Sequence[StepObserver] = (),
+        observers: Sequence[EngineObserver] = (),
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -75,6 +78,7 @@ class EngineCore:
         self._observers = observers
         self._wake_time: float | None = None
         self._num_consecutive_failures = 0
+        self._death: str | None = None  # why it can't go on
 
     def add(self, requests: Sequence[Request]) -> None:
         """Queue the samples of a user's request: all or none.
@@ -88,15 +92,21 @@ class EngineCore:
             try:
                 self._scheduler.add(request)
             except Exception:
-                self.abort(added.request_id for added in requests[:index])
+                self._take_out(added.request_id for added in requests[:index])
                 raise
 
-    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """End requests now and free their blocks; unknown and ended ones are skipped."""
-        now = self._clock()
-        outputs = [self._scheduler.abort(request_id, now) for request_id in request_ids]
-        self._check_idle()
-        return [output for output in outputs if output is not None]
+    def abort(
+        self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
+    ) -> list[RequestOutput]:
+        """End requests now and free their blocks; unknown and ended ones are skipped.
+
+        `reason` is what their outputs say: that of a stop string is known to their reader alone.
+        """
+        outputs = self._take_out(request_ids)
+        for output in outputs:
+            output.finish_reason = reason
+        self._report_ends(outputs)
+        return outputs
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns an output for each request that advanced or ended.
@@ -112,9 +122,14 @@ class EngineCore:
         try:
             step = self._scheduler.schedule(start)
         except Exception as error:
-            raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
+            raise self._die(f"the scheduler failed: {describe(error)}") from error
         self._wake_time = None if step.requests else step.wake_time
-        return step.ended + (self._compute(step, start) if step.requests else [])
+        self._report_ends(step.ended)
+        if not step.requests:
+            return step.ended
+        outputs = self._compute(step, start)
+        self._report_ends(outputs)
+        return step.ended + outputs
 
     def end_input(self) -> None:
         """No request comes until those that wait are done: a batch need not wait to fill."""
@@ -143,7 +158,11 @@ class EngineCore:
         return self._scheduler.view_batch(max_waiting)
 
     def close(self) -> None:
-        """Stop the executor and release its memory."""
+        """End the requests that are left, stop the executor and release its memory."""
+        try:
+            self._end_all()
+        except Exception as error:  # of a scheduler that has failed already
+            _logger.error("the requests that are left can't be ended: %s", describe(error))
         self._executor.close()
         for observer in self._observers:
             observer.close()
@@ -163,7 +182,6 @@ class EngineCore:
                 execute_start,
                 update_start,
                 self._clock(),
-                [*step.ended, *outputs],
                 self.stats(),
             )
             for observer in self._observers:
@@ -176,7 +194,7 @@ class EngineCore:
         self._num_consecutive_failures += 1
         _logger.error("step %d failed", step.step_id, exc_info=error)
         if self._num_consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-            raise EngineDeadError(
+            raise self._die(
                 f"{self._num_consecutive_failures} steps failed in a row, "
                 f"the last with {describe(error)}"
             ) from error
@@ -189,7 +207,30 @@ class EngineCore:
         try:
             return self._scheduler.update(step, result, now)
         except Exception as error:
-            raise EngineDeadError(f"the scheduler failed: {describe(error)}") from error
+            raise self._die(f"the scheduler failed: {describe(error)}") from error
+
+    def _die(self, reason: str) -> EngineDeadError:
+        self._death = reason
+        return EngineDeadError(reason)
+
+    def _take_out(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """Take requests out of the scheduler, without a word to the observers."""
+        now = self._clock()
+        outputs = [self._scheduler.abort(request_id, now) for request_id in request_ids]
+        self._check_idle()
+        return [output for output in outputs if output is not None]
+
+    def _end_all(self) -> None:
+        """End what is left; of an engine that has died it is the fault."""
+        view = self.view_batch(max_waiting=sys.maxsize)
+        left = [progress.request_id for progress in (*view.running, *view.waiting)]
+        self.abort(left, FinishReason.ABORT if self._death is None else FinishReason.ERROR)
+
+    def _report_ends(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                for observer in self._observers:
+                    observer.on_end(output)
 
     def _check_idle(self) -> None:
         """Report blocks that nobody holds any more but that never came back to the pool."""

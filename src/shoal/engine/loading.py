@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.config import BLOCK_SIZE, ConfigError, EngineConfig
-from shoal.engine.core import EngineCore, StepObserver
+from shoal.engine.core import EngineCore, EngineObserver
 from shoal.engine.inputs import ModelLimits
 from shoal.engine.messages import EngineInfo
 from shoal.engine.trace import StepTrace
@@ -43,9 +43,9 @@ def load_text_interface(model: ModelFile) -> TextInterface:
 
 
 def load_engine(
-    config: EngineConfig, model: ModelFile, observers: Sequence[StepObserver] = ()
+    config: EngineConfig, model: ModelFile, observers: Sequence[EngineObserver] = ()
 ) -> tuple[EngineCore, EngineInfo]:
-    """An engine that is ready to serve the model; `observers` are told of each step.
+    """An engine that is ready to serve the model; `observers` are told of each step and end.
 
     Raises:
         ConfigError: a setting contradicts the model or is more than this machine has, or the native

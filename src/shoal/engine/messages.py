@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.request import Request
+from shoal.request import FinishReason, Request
 from shoal.scheduler.interface import BatchView, RequestOutput, SchedulerStats
 
 
@@ -31,6 +31,7 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """End requests, by the engine's ids; unknown ones are skipped."""
 
     request_ids: list[str]
+    reason: FinishReason
 
 
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):

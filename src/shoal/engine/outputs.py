@@ -58,12 +58,12 @@ class FailedSample:
 class ProcessedOutputs:
     """What a step brought, by the request's id as the user's side knows it.
 
-    `abort_ids` are the engine's ids of requests that ended here, by a stop string: the engine
+    `stopped_ids` are the engine's ids of requests that ended here, by a stop string: the engine
     must be told, for it would go on.
     """
 
     items: list[tuple[str, CompletionDelta | FailedSample]] = field(default_factory=list)
-    abort_ids: list[str] = field(default_factory=list)
+    stopped_ids: list[str] = field(default_factory=list)
 
 
 class OutputProcessor:
@@ -106,7 +106,7 @@ class OutputProcessor:
             if isinstance(item, FailedSample) or item.finish_reason is not None:
                 del self._samples[output.request_id]
                 if output.finish_reason is None:
-                    processed.abort_ids.append(output.request_id)
+                    processed.stopped_ids.append(output.request_id)
         return processed
 
 

@@ -130,7 +130,7 @@ def _obey(core: EngineCore, command: Command, turn: Advanced) -> None:
             except QueueFullError as error:
                 turn.refused.append(Refused(command.request_id, str(error), error.retry_after))
         case AbortRequests():
-            core.abort(command.request_ids)
+            core.abort(command.request_ids, command.reason)
         case EndInput():
             core.end_input()
         case ResetPrefixCache():

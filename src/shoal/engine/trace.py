@@ -1,14 +1,17 @@
 """A trace of the engine's steps and requests, for Perfetto or chrome://tracing.
 
 The format is the Trace Event Format's JSON array. Times are microseconds of the engine's clock.
-Steps stand on two tracks, what the scheduler and the executor did; requests on a track each, from
-their arrival to their end; the batch and the KV pool are counters, as they are after each step.
+Steps stand on two tracks, what the scheduler and the executor did; the batch and the KV pool are
+counters, as they are after each step. Requests have a track each, written when they have ended,
+whatever way: a span from arrival to end, which says why it ended, and within it those of the phases
+that it reached.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,6 @@ from shoal.scheduler.interface import RequestOutput, ScheduledStep
 
 _PROCESS = 1
 _SCHEDULER, _EXECUTOR = 1, 2
-_PHASES = (
-    ("queue", "arrival", "first_scheduled"),
-    ("prefill", "first_scheduled", "first_token"),
-    ("decode", "first_token", "finished"),
-)
 
 Event = dict[str, Any]
 
@@ -31,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StepTrace:
-    """Writes the trace to a file, a step at a time; implements `StepObserver`.
+    """Writes the trace to a file, a step at a time; implements `EngineObserver`.
 
     Viewers also read a file whose end is missing, as after a crash. When the file can't be written
     any more, the trace ends there with an error in the log, and the engine goes on.
@@ -52,7 +50,7 @@ class StepTrace:
         )
 
     def on_step(self, report: StepReport) -> None:
-        """Write a step, and the requests that ended with it."""
+        """Write a step."""
         step, stats = report.step, report.stats
         batch = _batch_of(step) | {"useful": stats.num_useful_slots - self._num_useful_slots}
         self._num_useful_slots = stats.num_useful_slots
@@ -77,13 +75,14 @@ class StepTrace:
                 },
             ),
             *(
-                _instant("preempted", report.schedule_start, request_id)
+                _request_event("preempted", "n", report.schedule_start, request_id)
                 for request_id in step.preempted_request_ids
             ),
         )
-        for output in report.outputs:
-            if output.finish_reason is not None:
-                self._write(*_phases_of(output))
+
+    def on_end(self, output: RequestOutput) -> None:
+        """Write what a request that has ended went through."""
+        self._write(*_track_of(output))
 
     def close(self) -> None:
         """Complete the file."""
@@ -124,16 +123,38 @@ def _batch_of(step: ScheduledStep) -> Event:
     }
 
 
-def _phases_of(output: RequestOutput) -> Iterable[Event]:
-    """What an ended request went through, on a track of its own."""
-    if output.times is None:
+def _track_of(output: RequestOutput) -> Iterable[Event]:
+    """The spans of an ended request; the last phase that it reached lasts to its end."""
+    times = output.times
+    if times is None or times.finished is None:
         return
-    for phase, start_name, end_name in _PHASES:
-        start, end = getattr(output.times, start_name), getattr(output.times, end_name)
-        if start is not None and end is not None:
-            common = {"name": phase, "cat": "request", "id": output.request_id, "pid": _PROCESS}
-            yield common | {"ph": "b", "ts": start * 1e6, "tid": 0}
-            yield common | {"ph": "e", "ts": end * 1e6, "tid": 0}
+    starts = {
+        "queue": times.arrival,
+        "prefill": times.first_scheduled,
+        "decode": times.first_token,
+        "end": times.finished,
+    }
+    reached = [(name, start) for name, start in starts.items() if start is not None]
+    yield _request_event("request", "b", times.arrival, output.request_id)
+    for (phase, start), (_, end) in pairwise(reached):
+        yield _request_event(phase, "b", start, output.request_id)
+        yield _request_event(phase, "e", end, output.request_id)
+    yield _request_event("request", "e", times.finished, output.request_id) | {
+        "args": _end_of(output)
+    }
+
+
+def _end_of(output: RequestOutput) -> Event:
+    """Why a request ended, with the time limit or the error that made it end."""
+    end: Event = {
+        "finish_reason": output.finish_reason,
+        "cached_tokens": output.num_cached_tokens,
+        "preemptions": output.num_preemptions,
+    }
+    for name in ("stop_reason", "error"):
+        if (value := getattr(output, name)) is not None:
+            end[name] = value
+    return end
 
 
 def _span(name: str, thread: int, start: float, end: float, arguments: Event) -> Event:
@@ -152,10 +173,11 @@ def _counter(name: str, time: float, values: Event) -> Event:
     return {"name": name, "ph": "C", "pid": _PROCESS, "ts": time * 1e6, "args": values}
 
 
-def _instant(name: str, time: float, request_id: str) -> Event:
+def _request_event(name: str, kind: str, time: float, request_id: str) -> Event:
+    """An event on a request's track: a beginning (b), an end (e) or a moment (n)."""
     return {
         "name": name,
-        "ph": "n",
+        "ph": kind,
         "cat": "request",
         "id": request_id,
         "pid": _PROCESS,
