@@ -16,13 +16,17 @@ namespace {
 
 #if defined(__x86_64__)
 
-bool amx_int8_usable() {
+bool amx_usable() {
 #if defined(__linux__)
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  const bool amx_bf16 = (edx >> 22) & 1;
+  const bool avx512_fp16 = (edx >> 23) & 1;
   const bool amx_tile = (edx >> 24) & 1;
-  const bool amx_int8 = (edx >> 25) & 1;
-  if (!amx_tile || !amx_int8) return false;
+  if (!amx_bf16 || !avx512_fp16 || !amx_tile) return false;
+  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return false;
+  const bool avx512_bf16 = (eax >> 5) & 1;
+  if (!avx512_bf16) return false;
   // Tile state is off until the process asks for it (Linux 5.16, Documentation/arch/x86/xstate).
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
@@ -38,7 +42,7 @@ Isa probe() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  if (avx512) return amx_int8_usable() ? Isa::kAmx : Isa::kAvx512;
+  if (avx512) return amx_usable() ? Isa::kAmx : Isa::kAvx512;
   return avx2 ? Isa::kAvx2 : Isa::kPortable;
 }
 

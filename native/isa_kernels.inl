@@ -2,7 +2,7 @@
 #include "attention_kernels.h"
 #include "kernels.h"
 #include "linear_kernels.h"
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 #include "linear_amx_kernels.h"
 #endif
 #include "row_kernels.h"
@@ -12,7 +12,7 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
     .linear = &kAmxLinearKernels,
 #else
     .linear = &kLinearKernels,

@@ -6,7 +6,7 @@
 
 #include "linear_kernels.h"
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 #include <immintrin.h>
 #define SHOAL_ISA_NAMESPACE isa_amx
 #elif defined(__AVX512F__)
