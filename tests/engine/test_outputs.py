@@ -187,16 +187,18 @@ def test_prompt_logprobs_come_once_and_complete(tokenizer: Tokenizer) -> None:
     assert [delta.prompt_logprobs for delta in answer.deltas] == [entries, None]
 
 
-def test_the_last_delta_has_the_times(tokenizer: Tokenizer) -> None:
+def test_the_first_delta_and_the_last_have_the_times(tokenizer: Tokenizer) -> None:
     answer = Answer(tokenizer, stop=("fox",))
     tokens = encode(tokenizer, "The fox")
     times = RequestTimes(arrival=1.0, first_scheduled=3.0, first_token=4.0)
     answer.feed(tokens[:1], times=times)
     answer.feed(tokens[1:])
-    metrics = answer.deltas[-1].metrics
-    assert metrics is not None
-    assert (metrics.queue_time, metrics.prefill_time, metrics.ttft) == (2.0, 1.0, 3.0)
-    assert (metrics.decode_time, metrics.e2e_time) == (5.0, 8.0)  # the clock says 9
+    for delta in (answer.deltas[0], answer.deltas[-1]):
+        metrics = delta.metrics
+        assert metrics is not None
+        assert (metrics.queue_time, metrics.prefill_time, metrics.ttft) == (2.0, 1.0, 3.0)
+        assert (metrics.decode_time, metrics.e2e_time) == (5.0, 8.0)  # the clock says 9
+    assert all(delta.metrics is None for delta in answer.deltas[1:-1])
 
 
 def test_a_failed_sample_says_why(tokenizer: Tokenizer) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, Served, eventually, stream
+from fake_engine import FakeEngine, Served, eventually, queued, send_raw, stream
 
-from shoal.engine.outputs import CompletionDelta, RequestMetrics
+from shoal.engine.errors import RequestFailedError
+from shoal.engine.outputs import CompletionDelta as Delta
+from shoal.engine.outputs import RequestMetrics
 from shoal.request import FinishReason, SamplingParams
 from shoal.scheduler.interface import QueueFullError
 
@@ -26,11 +30,11 @@ TIMELINE = {
 }
 
 
-async def timed(prompt: list[int], params: SamplingParams) -> AsyncIterator[CompletionDelta]:
+async def timed(prompt: list[int], params: SamplingParams) -> AsyncIterator[Delta]:
     """Two tokens a sample; each sample starts and ends a second after the one before."""
     for index in range(params.n):
-        yield CompletionDelta(index=index, text="x", token_ids=[1], num_cached_tokens=16)
-        yield CompletionDelta(
+        yield Delta(index=index, text="x", token_ids=[1], num_cached_tokens=16)
+        yield Delta(
             index=index,
             text="y",
             token_ids=[2],
@@ -111,7 +115,7 @@ async def test_the_access_log_has_a_line_a_request(
 async def test_the_access_log_names_the_error(
     served: Served, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def full(prompt: list[int], params: SamplingParams) -> AsyncIterator[CompletionDelta]:
+    async def full(prompt: list[int], params: SamplingParams) -> AsyncIterator[Delta]:
         raise QueueFullError("full", 1)
         yield
 
@@ -125,3 +129,74 @@ async def test_the_access_log_names_the_error(
         (429, "queue_full"),
         (400, "invalid_type"),
     ]
+
+
+async def begun_then_held(prompt: list[int], params: SamplingParams) -> AsyncIterator[Delta]:
+    """The first sample begins after half a second in the engine; nothing more comes."""
+    yield Delta(
+        text="x",
+        token_ids=[1],
+        num_cached_tokens=16,
+        metrics=RequestMetrics(
+            queue_time=0.25, prefill_time=0.5, decode_time=0.0, ttft=0.75, e2e_time=0.75
+        ),
+    )
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_the_line_of_a_client_that_left_has_the_times_so_far(
+    served: Served, engine: FakeEngine, caplog: pytest.LogCaptureFixture, streamed: bool
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.access")
+    engine.script = begun_then_held
+    writer = await send_raw(served, {"prompt": "a", "n": 2, "stream": streamed})
+    await eventually(lambda: engine.num_running == 1)
+    await asyncio.sleep(0.1)
+    writer.close()
+    await eventually(lambda: len(caplog.records) == 1)
+    line = json.loads(caplog.records[0].message)
+    assert 0.1 <= line.pop("decode_time") < line.pop("duration") < 5
+    assert line.pop("time_to_first_token") > 0
+    del line["request_id"], line["prompt_tokens"]
+    assert line == {
+        "method": "POST",
+        "path": COMPLETIONS,
+        "status": 499,
+        "completion_tokens": 1,
+        "cached_tokens": 16,
+        "finish_reasons": ["abort", "abort"],
+        "queue_time": 0.25,
+        "prefill_time": 0.5,
+    }
+
+
+async def test_the_line_of_an_answer_that_broke_off_has_the_times_so_far(
+    served: Served, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(prompt: list[int], params: SamplingParams) -> AsyncIterator[Delta]:
+        async with aclosing(begun_then_held(prompt, params)) as deltas:
+            yield await anext(deltas)
+        raise RequestFailedError("no luck")
+
+    caplog.set_level(logging.INFO, "shoal.access")
+    engine.script = breaks
+    await stream(served, COMPLETIONS, prompt="a")
+    await eventually(lambda: len(caplog.records) == 1)
+    line = json.loads(caplog.records[0].message)
+    assert (line["error"], line["finish_reasons"]) == ("request_failed", ["error"])
+    assert (line["queue_time"], line["prefill_time"]) == (0.25, 0.5)
+
+
+async def test_the_line_of_a_client_that_left_before_the_first_token_has_no_times(
+    served: Served, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.access")
+    engine.script = queued
+    writer = await send_raw(served, {"prompt": "a"})
+    await eventually(lambda: engine.num_running == 1)
+    writer.close()
+    await eventually(lambda: len(caplog.records) == 1)
+    line = json.loads(caplog.records[0].message)
+    assert (line["status"], line["finish_reasons"]) == (499, ["abort"])
+    assert not any(name in line for name in ("queue_time", "prefill_time", "decode_time"))

@@ -14,7 +14,10 @@ from shoal.scheduler.interface import RequestOutput, RequestTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """How long the parts of a request took, in seconds; None for a part that it never reached."""
+    """How long the parts of a request took, in seconds; None for a part that it hasn't reached.
+
+    While it runs, the last part that it reached, and the whole, last until now.
+    """
 
     queue_time: float | None = None  # from arrival to the first step
     prefill_time: float | None = None  # from the first step to the first token
@@ -42,7 +45,7 @@ class CompletionDelta:
     stop_reason: str | int | None = None  # the stop string, stop token id or time limit, if any
     prompt_logprobs: list[TokenLogprob] | None = None  # once and complete, with the first token
     num_cached_tokens: int = 0
-    metrics: RequestMetrics | None = None  # with finish_reason
+    metrics: RequestMetrics | None = None  # with the first token, and with finish_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class _Sample:
         if self._num_tokens == 0 and self._params.prompt_logprobs is not None:
             delta.prompt_logprobs = self._prompt_logprobs
         self._take_tokens(output, delta)
-        if delta.finish_reason is not None:
+        if output.times is not None or delta.finish_reason is not None:
             delta.metrics = self._metrics(output, clock)
         return delta
 

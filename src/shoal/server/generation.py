@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shoal.engine.outputs import CompletionDelta
+from shoal.engine.outputs import CompletionDelta, RequestMetrics
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import (
     FinishReason,
@@ -26,12 +26,23 @@ REFUSALS = (InvalidParameterError, RequestRejectedError, QueueFullError)
 
 @dataclass(slots=True)
 class _Progress:
-    """Where one choice stands: its tokens and the times of the first and the newest."""
+    """Where one choice stands: its tokens and the times of the first and the newest.
+
+    `metrics` are the engine's, of when the first token came.
+    """
 
     num_tokens: int = 0
     first_token_time: float | None = None
     last_token_time: float = 0.0
+    metrics: RequestMetrics | None = None
     finished: bool = False
+
+    def metrics_at(self, now: float) -> RequestMetrics | None:
+        """Where the time of a choice went that is cut off now; None before its first token."""
+        if self.metrics is None or self.first_token_time is None:
+            return None
+        since = now - self.first_token_time
+        return replace(self.metrics, decode_time=since, e2e_time=self.metrics.e2e_time + since)
 
 
 @dataclass(slots=True)
@@ -128,6 +139,8 @@ class Generation:
             if delta.metrics is not None:
                 self.record.choices.append(delta.metrics)
                 self.state.metrics.ended_in_engine(delta.metrics)
+        elif delta.metrics is not None:
+            progress.metrics = delta.metrics
 
     def _note_cached(self, prompt_index: int, num_tokens: int) -> None:
         """Said with the first token and again at the end, it counts once."""
@@ -165,9 +178,12 @@ class Generation:
         A refused request (None) is counted as such; of its choices only those count that had
         begun, as they may when another of its prompts is refused.
         """
+        now = time.monotonic()
         for progress in self._progress:
             if progress.finished:
                 continue
+            if (metrics := progress.metrics_at(now)) is not None:
+                self.record.choices.append(metrics)
             if reason is not None:
                 self._finish(progress, reason)
             elif progress.num_tokens > 0:

@@ -36,7 +36,7 @@ class RequestRecord:
     cached_tokens: int = 0
     time_to_first_token: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
-    choices: list[RequestMetrics] = field(default_factory=list)  # those that ended in the engine
+    choices: list[RequestMetrics] = field(default_factory=list)  # ended, or cut off, and begun
 
     def first_token(self, now: float) -> None:
         """Note the first token of any choice."""
@@ -49,7 +49,7 @@ class RequestRecord:
         self.refusal = refusal
 
     def timeline(self) -> Timeline | None:
-        """Where the time went, over all choices; None before one has ended in the engine."""
+        """Where the time went, over all choices; None before one has ended or been cut off."""
         if not self.choices:
             return None
         queue_time = min(
