@@ -59,7 +59,7 @@ class Generation:
     options: RequestOptions
     _progress: list[_Progress] = field(init=False)
     _cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
-    _computed_prompts: set[int] = field(default_factory=set)
+    _answered_prompts: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._progress = [_Progress() for _ in range(self.num_choices)]
@@ -154,9 +154,9 @@ class Generation:
             progress.first_token_time = now
             self.record.first_token(now)
             self.state.metrics.first_tokens(now - self.record.start, num_tokens)
-            if prompt_index not in self._computed_prompts:
-                self._computed_prompts.add(prompt_index)
-                self.state.metrics.prompt_computed(len(self.prompts[prompt_index]))
+            if prompt_index not in self._answered_prompts:
+                self._answered_prompts.add(prompt_index)
+                self.state.metrics.prompt_answered(len(self.prompts[prompt_index]))
         else:
             self.state.metrics.next_tokens(now - progress.last_token_time, num_tokens)
         progress.num_tokens += num_tokens

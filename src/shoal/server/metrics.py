@@ -37,7 +37,10 @@ class Metrics:
         self.recent_steps = RecentSteps()
         self.recent_ttft = RecentLatencies()
         self.recent_tpot = RecentLatencies()
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts computed.")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens",
+            "Tokens of prompts, cached ones included, that led to a first token.",
+        )
         self._generation_tokens = _PlainCounter("shoal:generation_tokens", "Tokens generated.")
         self._registry.register(self._generation_tokens)
         self._success = self._counter(
@@ -76,8 +79,8 @@ class Metrics:
         )
 
     @never_fails
-    def prompt_computed(self, num_tokens: int) -> None:
-        """A prompt's first token came, so all of the prompt has been computed."""
+    def prompt_answered(self, num_tokens: int) -> None:
+        """The first token after a prompt came: all of it was computed, or found in the cache."""
         self._prompt_tokens.inc(num_tokens)
 
     @never_fails
