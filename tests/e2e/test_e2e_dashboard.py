@@ -221,6 +221,26 @@ def test_nothing_is_wider_than_the_window(
     assert browser.errors() == []
 
 
+@pytest.mark.parametrize("width", [320, 380, 1200])
+def test_the_colours_of_the_legend_stand_beside_their_words(
+    browser: Browser, tiny_server: ServerProcess, width: int
+) -> None:
+    open_live(browser, tiny_server, width=width)
+    places = browser.run("""
+        return [...document.querySelectorAll(".swatch")].map(swatch => {
+            const word = document.createRange();
+            word.selectNodeContents(swatch.parentElement);
+            word.setStartAfter(swatch);
+            const place = swatch.getBoundingClientRect();
+            return [place.right, place.bottom, word.getBoundingClientRect()];
+        });
+    """)
+    assert len(places) == 2
+    for right, bottom, word in places:
+        assert right <= word["left"] < right + 10
+        assert word["top"] < bottom < word["bottom"]
+
+
 def test_both_colour_schemes_have_colours_that_can_be_read(
     browser: Browser, tiny_server: ServerProcess
 ) -> None:
