@@ -16,6 +16,7 @@ from shoal.bench.advice import advice_on, crossover
 from shoal.bench.charts import slots_used, timelines
 from shoal.bench.compare import CompareConfig
 from shoal.bench.comparison import Comparison, Run
+from shoal.bench.disturbance import MAX_TAKEN_SHARE, STOLEN, TAKEN
 from shoal.bench.errors import BenchError
 from shoal.bench.lengths import LengthRange
 from shoal.bench.load import Failure
@@ -75,6 +76,17 @@ def test_the_words_tell_figures_of_the_json(report: Path) -> None:
     assert f"shares of {capacity:.2f} requests a second" in report.read_text()
     (rate,) = {run["rate"] for run in content["runs"] if run["load"] == "80% load"}
     assert rate == pytest.approx(0.8 * capacity)
+
+
+def test_the_report_tells_what_others_had_of_the_machine(report: Path) -> None:
+    content = json.loads(report.with_suffix(".json").read_text())
+    html = report.read_text()
+    for run in content["runs"]:
+        assert 0 <= run["figures"][STOLEN] <= run["figures"][TAKEN] <= 1
+    assert "CPU of others (%)</th>" in html
+    is_disturbed = any(run["figures"][TAKEN] > MAX_TAKEN_SHARE for run in content["runs"])
+    assert bool(content["warnings"]) == is_disturbed
+    assert all(sentence in html for sentence in content["warnings"])
 
 
 def test_the_report_says_that_the_engine_ran_in_this_process(report: Path) -> None:
@@ -144,7 +156,6 @@ def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
         {"load": (0.0,)},
         {"scheduler": ()},
         {"scheduler": ("static", "static")},
-        {"output": Path("no/such/directory/report.html")},
         {"output": Path("report.json")},
         {"load": (0.5, 0.5)},
         {"scheduler": ("continuous",), "skip_padding": True},
@@ -155,7 +166,6 @@ def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
         "no load",
         "no strategy",
         "a strategy twice",
-        "no directory",
         "the file of the JSON",
         *("a load twice", "no padding", "no delay", "no budget"),
     ],
@@ -163,6 +173,15 @@ def test_each_picture_is_a_png_1200_pixels_wide(report: Path) -> None:
 def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CompareConfig(**settings)
+
+
+@pytest.mark.parametrize("taken", ["report.html", "report.json", "report-curves.png"])
+def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, taken: str
+) -> None:
+    (tmp_path / taken).mkdir()
+    with pytest.raises(ConfigError, match=f"output .*{taken} can't be written: Is a directory"):
+        compare.run(CompareConfig(model="no-such-model", output=tmp_path / "report.html"))
 
 
 def test_each_strategy_gets_the_settings_that_it_has() -> None:

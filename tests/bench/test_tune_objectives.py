@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.disturbance import TAKEN, CpuWatch
 from shoal.bench.load import Failure
 from shoal.bench.measure import RequestTimeline, Slo
 from shoal.bench.patience import Patience
 from shoal.bench.replay import Replay, replay_in_process
 from shoal.bench.steps import RowKind, StepRecord
 from shoal.bench.tune import TuneConfig
-from shoal.bench.tuning.objectives import GoodShare, HighestRate, Throughput, TrialBench
+from shoal.bench.tuning.objectives import (
+    GoodShare,
+    HighestRate,
+    Throughput,
+    TrialBench,
+    Watched,
+)
 from shoal.bench.tuning.space import Setting
 from shoal.bench.tuning.trial import Status
 from shoal.bench.workload import WorkloadRequest
@@ -246,3 +253,15 @@ def test_a_real_search_ends_with_a_command(
     reference = result["trials"][0]
     assert (reference["max_num_seqs"], reference["status"]) == (32, "measured")
     assert reference["score"] == reference["figures"]["output_tokens_per_second"]
+
+
+def test_trials_tell_what_others_had_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuWatch, "figures", lambda self: {TAKEN: 0.2})
+    inner = Throughput(Queue(0.1).bench(Slo()))
+    objective = Watched(inner)
+    assert objective.closeness == inner.closeness
+    best = objective.measure(SETTING, None, 60)
+    given_up = objective.measure(SETTING, 1e6, 60)
+    again = objective.repeat(SETTING, best, 60)
+    assert [trial.figures[TAKEN] for trial in (best, given_up, again)] == [0.2] * 3
+    assert best.score == again.score == inner.measure(SETTING, None, 60).score

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from shoal.bench.disturbance import TAKEN
 from shoal.bench.errors import BenchError
 from shoal.bench.tuning.report import sentences
 from shoal.bench.tuning.search import MAX_ROUNDS, Budget, Found, Search
@@ -206,6 +207,16 @@ def test_preemptions_are_told_with_the_setting_that_limits() -> None:
     assert "With 64 sequences and more, requests were preempted: the KV pool" in words(
         search(objective)
     )
+
+
+def test_trials_that_were_disturbed_are_told() -> None:
+    found = search(FakeObjective(peak(Setting("continuous", 64, 512))))
+    assert "Other processes" not in words(found)
+    found.trials[3].figures[TAKEN] = 0.4
+    assert f"1 of 1 trials, at most 40% ({found.trials[3].setting})" in words(found)
+    next(iter(found.rounds[0].values())).figures[TAKEN] = 0.5
+    assert "during 2 of 2 trials" in words(found)
+    assert "round 1)" in words(found)
 
 
 def test_no_setting_has_fewer_tokens_than_sequences() -> None:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shoal.bench.advice import advice_on
 from shoal.bench.comparison import Comparison, Runner, run_in_process
+from shoal.bench.disturbance import warnings_on
 from shoal.bench.lengths import LengthRange
 from shoal.bench.machine import Machine
 from shoal.bench.measure import Slo
@@ -89,11 +90,8 @@ class CompareConfig:
     """File for the report; its JSON and its pictures lie beside it."""
 
     def __post_init__(self) -> None:
-        if self.output.suffix == ".json" or not self.output.parent.is_dir():
-            raise ConfigError(
-                f"output must be a file in a directory that exists, and not its own .json, "
-                f"got {self.output}"
-            )
+        if self.output.suffix == ".json":
+            raise ConfigError(f"output must not be its own .json, got {self.output}")
         if not all(0 < load <= 10 for load in self.load):
             raise ConfigError(f"load must be above 0 and at most 10, got {self.load}")
         if not self.scheduler or len(set(self.scheduler)) < len(self.scheduler):
@@ -129,15 +127,20 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     """Measure, write the report, print the table; returns 1 when a request failed.
 
     Raises:
-        ConfigError, ModelError: an engine can't be built, the workload can't be made, or
-            matplotlib isn't installed.
+        ConfigError, ModelError: an engine can't be built, the workload can't be made, the report
+            can't be written, or matplotlib isn't installed.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("the pictures need matplotlib: pip install 'shoal[bench]'")
     # It needs matplotlib, which is an extra.
-    from shoal.bench.compare_report import results_table, write_html  # noqa: PLC0415
+    from shoal.bench.compare_report import (  # noqa: PLC0415
+        require_output,
+        results_table,
+        write_html,
+    )
 
     config = config or CompareConfig()
+    require_output(config.output)
     comparison = _prepare(config)
     with _progress(comparison.num_runs) as on_run:
         comparison.measure_all(on_run)
@@ -152,7 +155,7 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
         console.print(f"{cut} were cut to the limits given", highlight=False)
     for sentence in advice:
         console.print(f"- {sentence}", highlight=False)
-    for sentence in content["failures"]:
+    for sentence in content["warnings"] + content["failures"]:
         console.print(f"! {sentence}", highlight=False)
     console.print(f"Report: {config.output}", highlight=False)
     return int(any(run.figures["requests_failed"] > 0 for _, _, run in comparison.rows()))
@@ -185,6 +188,10 @@ def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -
         "mode_in_words": _mode_in_words(config),
         "capacity_requests_per_second": comparison.capacity,
         "advice": advice,
+        "warnings": warnings_on(
+            {f"{strategy}, {load}": run.figures for load, strategy, run in comparison.rows()},
+            "runs",
+        ),
         "failures": list(_failures_in_words(comparison)),
         "runs": [
             {

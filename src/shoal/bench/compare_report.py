@@ -14,6 +14,8 @@ from rich.table import Table
 
 from shoal.bench.charts import draw_all
 from shoal.bench.comparison import Comparison, Run
+from shoal.bench.disturbance import TAKEN
+from shoal.bench.output_path import require_writable
 from shoal.bench.report import Figures
 
 Column = tuple[str, str, float, int]  # figure, heading, factor, decimals
@@ -31,6 +33,7 @@ COLUMNS: tuple[Column, ...] = (
     ("kv_cache_usage_max", "KV peak", 1, 2),
     ("preemptions", "preemptions", 1, 0),
     ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
+    (TAKEN, "CPU of others (%)", 100, 0),
     ("requests_failed", "failed", 1, 0),
     ("requests_refused", "refused", 1, 0),
 )
@@ -65,6 +68,17 @@ def results_table(comparison: Comparison) -> Table:
     return table
 
 
+def require_output(path: Path) -> None:
+    """Make sure that the report at `path`, its JSON and its pictures can be written.
+
+    Raises:
+        ConfigError: one of them can't; the message says why.
+    """
+    pictures = (_picture_path(path, name) for name in CAPTIONS)
+    for file in (path, path.with_suffix(".json"), *pictures):
+        require_writable("output", file)
+
+
 def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -> None:
     """Write the report to `path` and its pictures beside it.
 
@@ -73,7 +87,7 @@ def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -
     """
     pictures = draw_all(comparison)
     for name, picture in pictures.items():
-        path.with_name(f"{path.stem}-{name}.png").write_bytes(picture)
+        _picture_path(path, name).write_bytes(picture)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     source = files("shoal.bench").joinpath("templates/compare.html.j2").read_text()
     columns = _known_columns(comparison)
@@ -88,6 +102,10 @@ def write_html(path: Path, comparison: Comparison, content: Mapping[str, Any]) -
         ],
     )
     path.write_text(html)
+
+
+def _picture_path(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.stem}-{name}.png")
 
 
 def _known_columns(comparison: Comparison) -> list[Column]:

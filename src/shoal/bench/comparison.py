@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shoal.bench.arrivals import gamma_arrivals, trace_arrivals
+from shoal.bench.disturbance import CpuWatch
 from shoal.bench.errors import BenchError
 from shoal.bench.measure import Slo
 from shoal.bench.outcome import Outcome
@@ -94,12 +95,14 @@ class Comparison:
                 self.loaded[load][strategy] = self._run(strategy, load * self.capacity)
 
     def _run(self, strategy: str, rate: float | None) -> Run:
+        watch = CpuWatch()
         outcome = self.runner(self.configs[strategy], self.requests, self._times(rate))
+        disturbance = watch.figures()
         try:
             figures = outcome.figures(self.slo)
         except BenchError as error:
             raise BenchError(f"{strategy}: {error}") from error
-        return Run(strategy, rate, outcome, figures)
+        return Run(strategy, rate, outcome, figures | disturbance)
 
     def _times(self, rate: float | None) -> Sequence[float]:
         """Arrivals at a mean rate: those of a trace, stretched, or a Poisson process."""

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 
 from shoal.bench.machine import Machine
 from shoal.bench.measure import RequestTimeline, measure
+from shoal.bench.output_path import require_writable
 from shoal.bench.report import Figures, figures_of, print_table, write_json
 from shoal.bench.workload import (
     LengthRange,
@@ -57,9 +58,11 @@ def run(config: Annotated[ThroughputConfig, Parameter(name="*")] = _DEFAULTS) ->
     """Measure and print; returns the exit status, 1 when a request failed.
 
     Raises:
-        ConfigError, ModelError: the engine can't be built.
+        ConfigError, ModelError: the engine can't be built, or `json` can't be written.
         WorkloadError: the model's vocabulary has no ordinary tokens.
     """
+    if config.json is not None:
+        require_writable("json", config.json)
     with LLM(**asdict(config.engine)) as llm:
         ordinary = ordinary_token_ids(llm.tokenizer)
         _generate(llm, generate_requests(_WARM_UP, ordinary))

@@ -18,9 +18,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from shoal.bench.arrivals import gamma_arrivals, trace_arrivals
 from shoal.bench.machine import Machine
 from shoal.bench.measure import Slo
+from shoal.bench.output_path import require_writable
 from shoal.bench.replay import replay_in_process
 from shoal.bench.report import write_json
-from shoal.bench.tuning.objectives import GoodShare, HighestRate, Throughput, TrialBench
+from shoal.bench.tuning.objectives import (
+    GoodShare,
+    HighestRate,
+    Throughput,
+    TrialBench,
+    Watched,
+)
 from shoal.bench.tuning.report import as_json, command, sentences, trials_table
 from shoal.bench.tuning.search import Budget, OnTrial, Search
 from shoal.bench.tuning.space import Space
@@ -115,9 +122,12 @@ def run(config: Annotated[TuneConfig, Parameter(name="*")] = _DEFAULTS) -> int:
     """Search, print what was tried, and the command that serves with the best; returns 0.
 
     Raises:
-        ConfigError, ModelError: an engine can't be built, or the workload can't be made.
+        ConfigError, ModelError: an engine can't be built, the workload can't be made, or `json`
+            can't be written.
         BenchError: the budget is too short for one trial, or every trial failed.
     """
+    if config.json is not None:
+        require_writable("json", config.json)
     budget = Budget(config.budget_minutes * 60)
     bench = _prepare(config)
     objective, goal = _objective(config, bench)
@@ -125,7 +135,7 @@ def run(config: Annotated[TuneConfig, Parameter(name="*")] = _DEFAULTS) -> int:
     space = Space(strategies, len(bench.requests))
     print(f"Looking for the {goal}, for at most {config.budget_minutes:g} minutes")
     with _progress(budget) as on_trial:
-        found = Search(space, objective, budget, on_trial).run()
+        found = Search(space, Watched(objective), budget, on_trial).run()
     share = config.slo_share if config.slo else None
     words = sentences(found, space, config.engine, share)
     line = command(config.engine, found.best.setting)

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 
 from shoal.bench.arrivals import gamma_arrivals
 from shoal.bench.capacity import SUSTAINED_SHARE, RateSearch
+from shoal.bench.disturbance import CpuWatch
 from shoal.bench.measure import Slo
 from shoal.bench.patience import Patience
 from shoal.bench.replay import Replay, replay_in_process
+from shoal.bench.report import Figures
 from shoal.bench.tuning.space import Setting
-from shoal.bench.tuning.trial import Score, Status, Trial
+from shoal.bench.tuning.trial import Objective, Score, Status, Trial
 from shoal.bench.workload import WorkloadRequest
 from shoal.config import EngineConfig
 
@@ -159,6 +161,32 @@ class HighestRate:
     def _at(self, setting: Setting, rate: float, to_reach: float | None, seconds: float) -> Trial:
         arrivals = gamma_arrivals(rate, 1.0, len(self.bench.requests), self.seed)
         return GoodShare(self.bench, arrivals.times, rate).measure(setting, to_reach, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An objective whose trials also tell how much of the machine others had meanwhile."""
+
+    objective: Objective
+
+    @property
+    def closeness(self) -> float:
+        """As the objective has it."""
+        return self.objective.closeness
+
+    def measure(self, setting: Setting, to_reach: float | None, seconds: float) -> Trial:
+        """Try a setting as the objective does."""
+        watch = CpuWatch()
+        return _with_figures(self.objective.measure(setting, to_reach, seconds), watch.figures())
+
+    def repeat(self, setting: Setting, best: Trial, seconds: float) -> Trial:
+        """Try a setting again as the objective does."""
+        watch = CpuWatch()
+        return _with_figures(self.objective.repeat(setting, best, seconds), watch.figures())
+
+
+def _with_figures(trial: Trial, figures: Figures) -> Trial:
+    return replace(trial, figures=trial.figures | figures)
 
 
 def _most_misses(num_requests: int, share: float) -> int:

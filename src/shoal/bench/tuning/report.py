@@ -11,6 +11,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from shoal.bench.disturbance import warnings_on
 from shoal.bench.serve_flags import serve_flags
 from shoal.bench.tuning.search import Found
 from shoal.bench.tuning.space import AXES, Setting, Space
@@ -99,6 +100,7 @@ def sentences(found: Found, space: Space, config: EngineConfig, share: float | N
         *_on_coverage(found),
         *_on_edges(found, space),
         *_on_pool(found, config),
+        *_on_disturbance(found),
     ]
 
 
@@ -169,6 +171,15 @@ def _on_pool(found: Found, config: EngineConfig) -> Iterator[str]:
             f"With {min(preempted)} sequences and more, requests were preempted: the KV pool of "
             f"{config.kv_cache_memory_mib} MiB (kv_cache_memory_mib) limits what was found."
         )
+
+
+def _on_disturbance(found: Found) -> list[str]:
+    trials = [(f"{trial.setting}", trial.figures) for trial in found.trials]
+    for number, of_round in enumerate(found.rounds, start=1):
+        trials += [
+            (f"{trial.setting}, round {number}", trial.figures) for trial in of_round.values()
+        ]
+    return warnings_on(dict(trials), "trials")
 
 
 def as_json(found: Found) -> dict[str, Any]:
