@@ -91,7 +91,7 @@ def test_the_warning_names_the_worst_and_counts_the_others() -> None:
         "dynamic, 70% load": {},
     }
     assert warnings_on(figures, "runs") == [
-        "Other processes had more than 5% of the CPUs during 2 of 3 runs, at most 30% "
+        "Other processes had more than 5% of the CPUs during 2 of 3 runs, up to 30% "
         "(static, 70% load): ratios mislead. Measure again when the machine is quiet."
     ]
 

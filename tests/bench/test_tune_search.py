@@ -13,12 +13,13 @@ from shoal.bench.disturbance import TAKEN
 from shoal.bench.errors import BenchError
 from shoal.bench.tuning.report import sentences
 from shoal.bench.tuning.search import MAX_ROUNDS, Budget, Found, Search
-from shoal.bench.tuning.space import AXES, COARSE, Setting, Space
+from shoal.bench.tuning.space import AXES, COARSE, FINE, Setting, Space
 from shoal.bench.tuning.trial import Score, Status, Trial
 from shoal.config import EngineConfig
 
 Curve = Callable[[Setting], float]
-SPACE = Space(("continuous", "dynamic", "static"), num_requests=100)
+PROMPT_TOKENS = 100_000
+SPACE = Space(("continuous", "dynamic", "static"), 100, PROMPT_TOKENS)
 TRIAL_SECONDS = 30.0
 
 
@@ -179,7 +180,7 @@ def test_if_nothing_does_what_is_wanted_the_defaults_stay() -> None:
 
 
 def test_the_end_of_the_grid_is_told() -> None:
-    space = Space(("continuous",), num_requests=1000)
+    space = Space(("continuous",), 1000, PROMPT_TOKENS)
     found = search(FakeObjective(lambda setting: setting.max_num_seqs), space=space)
     assert found.best.setting.max_num_seqs == 256
     assert "max_num_seqs" in found.edges
@@ -189,13 +190,13 @@ def test_the_end_of_the_grid_is_told() -> None:
 def test_as_many_sequences_as_requests_are_told() -> None:
     found = search(FakeObjective(lambda setting: setting.max_num_seqs))
     assert found.best.setting.max_num_seqs == 96
-    space = Space(("continuous",), num_requests=96)
+    space = Space(("continuous",), 96, PROMPT_TOKENS)
     found = search(FakeObjective(lambda setting: setting.max_num_seqs), space=space)
     assert "max_num_seqs 96 holds all 96 requests" in words(found, space)
 
 
 def test_an_edge_that_the_budget_made_is_told_as_one() -> None:
-    space = Space(("continuous",), num_requests=1000)
+    space = Space(("continuous",), 1000, PROMPT_TOKENS)
     found = search(FakeObjective(lambda setting: setting.max_num_seqs), 4, space)
     assert "larger budget_minutes may find a better one" in words(found, space)
 
@@ -213,7 +214,7 @@ def test_trials_that_were_disturbed_are_told() -> None:
     found = search(FakeObjective(peak(Setting("continuous", 64, 512))))
     assert "Other processes" not in words(found)
     found.trials[3].figures[TAKEN] = 0.4
-    assert f"1 of 1 trials, at most 40% ({found.trials[3].setting})" in words(found)
+    assert f"1 of 1 trials, up to 40% ({found.trials[3].setting})" in words(found)
     next(iter(found.rounds[0].values())).figures[TAKEN] = 0.5
     assert "during 2 of 2 trials" in words(found)
     assert "round 1)" in words(found)
@@ -231,3 +232,49 @@ def test_the_defaults_are_on_the_grid() -> None:
         setting = SPACE.start(strategy)
         for axis in AXES:
             assert getattr(setting, axis) in SPACE.grid(setting, axis)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "expected"),
+    [
+        (20, (1, 2, 3, 4, 6, 8, 12, 16, 32)),  # 32, the default, holds all 20
+        (32, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)),
+        (48, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
+        (100, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)),
+    ],
+)
+def test_no_two_numbers_of_sequences_hold_all_requests(
+    num_requests: int, expected: tuple[int, ...]
+) -> None:
+    space = Space(("continuous",), num_requests, PROMPT_TOKENS)
+    assert space.grid(space.start("continuous"), "max_num_seqs") == expected
+
+
+def test_no_two_budgets_hold_all_prompts() -> None:
+    space = Space(("dynamic",), 48, 20_000)
+    assert space.grid(space.start("dynamic"), "max_num_batched_tokens")[-2:] == (12288, 16384)
+    space = Space(("dynamic",), 20, 5_000)  # the default, 16384, holds them
+    assert space.grid(space.start("dynamic"), "max_num_batched_tokens")[-2:] == (4096, 16384)
+    assert space.holds_all(space.start("dynamic"), "max_num_batched_tokens")
+
+
+@pytest.mark.parametrize("num_requests", [1, 5, 20, 48, 200])
+@pytest.mark.parametrize("num_prompt_tokens", [10, 300, 5_000, 1_000_000])
+def test_every_setting_is_on_the_grid_of_its_neighbours(
+    num_requests: int, num_prompt_tokens: int
+) -> None:
+    space = Space(SPACE.strategies, num_requests, num_prompt_tokens)
+    for strategy in space.strategies:
+        known = {space.start(strategy)}
+        new = set(known)
+        while new:
+            neighbours = {
+                space.neighbour(setting, axis, step)
+                for setting in new
+                for axis in AXES
+                for step in (-COARSE, -FINE, FINE, COARSE)
+            }
+            new = {setting for setting in neighbours if setting is not None} - known
+            known |= new
+        for setting in known:
+            setting.on(EngineConfig())  # which refuses what can't be

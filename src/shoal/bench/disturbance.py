@@ -94,7 +94,7 @@ def warnings_on(figures: Mapping[str, Figures], what: str) -> list[str]:
     worst = max(disturbed, key=lambda name: shares[name])
     return [
         f"Other processes had more than {MAX_TAKEN_SHARE:.0%} of the CPUs during {len(disturbed)} "
-        f"of {len(shares)} {what}, at most {shares[worst]:.0%} ({worst}): ratios mislead. Measure "
+        f"of {len(shares)} {what}, up to {shares[worst]:.0%} ({worst}): ratios mislead. Measure "
         "again when the machine is quiet."
     ]
 

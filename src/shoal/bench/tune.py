@@ -132,7 +132,8 @@ def run(config: Annotated[TuneConfig, Parameter(name="*")] = _DEFAULTS) -> int:
     bench = _prepare(config)
     objective, goal = _objective(config, bench)
     strategies = [name for name in STRATEGIES if name in config.scheduler]
-    space = Space(strategies, len(bench.requests))
+    num_prompt_tokens = sum(len(request.prompt_token_ids) for request in bench.requests)
+    space = Space(strategies, len(bench.requests), num_prompt_tokens)
     print(f"Looking for the {goal}, for at most {config.budget_minutes:g} minutes")
     with _progress(budget) as on_trial:
         found = Search(space, Watched(objective), budget, on_trial).run()

@@ -146,7 +146,7 @@ def _on_coverage(found: Found) -> Iterator[str]:
 
 def _on_edges(found: Found, space: Space) -> Iterator[str]:
     setting = found.best.setting
-    if setting.max_num_seqs >= space.num_requests:
+    if space.holds_all(setting, "max_num_seqs"):
         yield (
             f"max_num_seqs {setting.max_num_seqs} holds all {space.num_requests} requests of a "
             "trial: give more num_requests to tell larger values apart."
@@ -158,7 +158,7 @@ def _on_edges(found: Found, space: Space) -> Iterator[str]:
                 f"{axis} {value} is at the edge of what was tried: a larger budget_minutes may "
                 "find a better one beyond."
             )
-        elif axis != "max_num_seqs" or value < space.num_requests:
+        elif not space.holds_all(setting, axis):
             yield f"{axis} {value} is the end of what is searched: try values beyond it by hand."
 
 

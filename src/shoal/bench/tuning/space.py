@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,15 +57,20 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The grid. More sequences than there are requests can't be told from as many.
+    """The grid of the settings that a run can tell apart.
+
+    More sequences than there are requests can't be told from as many, nor a budget of more tokens
+    than all prompts have from one for all: of such values the grid has one.
 
     Args:
         strategies: those to try, the one to begin with first.
         num_requests: how many a run has.
+        num_prompt_tokens: how many all of its prompts have.
     """
 
     strategies: Sequence[SchedulerName]
     num_requests: int
+    num_prompt_tokens: int
 
     def start(self, strategy: SchedulerName) -> Setting:
         """The strategy's defaults."""
@@ -73,20 +79,32 @@ class Space:
 
     def grid(self, setting: Setting, axis: Axis) -> Grid:
         """The values that `axis` may have, the other limit being as it is."""
+        default = getattr(self.start(setting.scheduler), axis)
         needs_token_each = setting.scheduler != "dynamic"  # as EngineConfig checks
         if axis == "max_num_batched_tokens":
+            values = _distinct(_TOKENS[setting.scheduler], self.num_prompt_tokens, default)
             lowest = setting.max_num_seqs if needs_token_each else 1
-            return tuple(n for n in _TOKENS[setting.scheduler] if n >= lowest)
-        highest = max(self.num_requests, setting.max_num_seqs)
-        if needs_token_each:
-            highest = min(highest, setting.max_num_batched_tokens)
-        return tuple(n for n in _SEQS if n <= highest)
+            return tuple(n for n in values if n >= lowest)
+        values = _distinct(_SEQS, self.num_requests, default)
+        highest = setting.max_num_batched_tokens if needs_token_each else math.inf
+        return tuple(n for n in values if n <= highest)
+
+    def holds_all(self, setting: Setting, axis: Axis) -> bool:
+        """Whether a larger value of `axis` could not be told from the one that it has."""
+        if axis == "max_num_seqs":
+            return setting.max_num_seqs >= self.num_requests
+        return setting.max_num_batched_tokens >= self.num_prompt_tokens
 
     def neighbour(self, setting: Setting, axis: Axis, step: int) -> Setting | None:
         """The setting `step` places further on the axis; None beyond the end of the grid."""
         grid = self.grid(setting, axis)
         place = grid.index(getattr(setting, axis)) + step
         return _with(setting, axis, grid[place]) if 0 <= place < len(grid) else None
+
+
+def _distinct(values: Grid, enough: int, default: int) -> Grid:
+    """The values below `enough`, and for all others the default or, if that is less, `enough`."""
+    return tuple(n for n in values if n < enough or n == max(enough, default))
 
 
 def _with(setting: Setting, axis: Axis, value: int) -> Setting:
