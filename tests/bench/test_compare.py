@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from shoal.bench import compare
 from shoal.bench.advice import advice_on, crossover
-from shoal.bench.charts import slots_used, timelines
+from shoal.bench.charts import curves, slots_used, timelines
 from shoal.bench.compare import CompareConfig
 from shoal.bench.comparison import Comparison, Run
 from shoal.bench.disturbance import MAX_TAKEN_SHARE, STOLEN, TAKEN
@@ -272,3 +274,17 @@ def test_the_timeline_shows_every_strategy_to_its_end() -> None:
 def test_a_strategy_alone_can_be_measured() -> None:
     config = replace(CompareConfig(), scheduler=("continuous",))
     assert config.engine("continuous").scheduler == "continuous"
+
+
+def test_the_loads_beside_the_curves_hide_each_other_nowhere() -> None:
+    latencies = {"static": 3.0, "dynamic": 2.98, "continuous": 3.02}
+    measured = comparison({0.2: dict.fromkeys(STRATEGIES, 1.0), 1.0: latencies})
+    for runs in measured.loaded.values():
+        for run in runs.values():
+            run.figures["ttft_p90_ms"] = 1.0
+            run.figures["output_tokens_per_second"] = 40.0
+    figure = curves(measured)
+    figure.savefig(io.BytesIO())
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 6
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from shoal.bench.comparison import Comparison, Run
+from shoal.bench.labels import place_labels
 from shoal.bench.measure import Slo
 from shoal.bench.steps import StepRecord
 from shoal.bench.timeline import draw_timeline, legend_entries
 
 WIDTH_INCHES, DPI = 12, 100
 MAX_NAMED_SLOTS = 8
+POINTS_PER_INCH = 72
+LABEL_SIZE, CHARACTER_WIDTH = 8, 0.7  # points; of a size, for digits and the percent sign
 NUM_BINS = 200  # of a picture over time; single steps would hide the course
 
 Floats = np.typing.NDArray[np.float64]
@@ -52,7 +56,7 @@ def draw_all(comparison: Comparison) -> dict[str, bytes]:
         "distributions": _distributions(comparison.highest_load, comparison.slo),
     }
     if comparison.loaded:
-        pictures["curves"] = _curves(comparison)
+        pictures["curves"] = curves(comparison)
     return {name: _png(figure) for name, figure in pictures.items()}
 
 
@@ -73,7 +77,7 @@ def timelines(runs: dict[str, Run]) -> Figure:
     return figure
 
 
-def _curves(comparison: Comparison) -> Figure:
+def curves(comparison: Comparison) -> Figure:
     """What rising load does to throughput and latencies."""
     figure = Figure((WIDTH_INCHES, 7.4), DPI, layout="constrained")
     panels = _panels(figure, 2, 2)
@@ -99,23 +103,37 @@ def _curves(comparison: Comparison) -> Figure:
         axes.set_ylabel(labels[1])
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    _name_loads(panels[0], comparison)
     _add_legend(figure, panels[0])
+    _name_loads(figure, panels[0], comparison)
     return figure
 
 
-def _name_loads(axes: Axes, comparison: Comparison) -> None:
-    """Write the load beside each point of throughput and latency, which have no axis of it."""
+def _name_loads(figure: Figure, axes: Axes, comparison: Comparison) -> None:
+    """Write the load beside each point of throughput and latency, which have no axis of it.
+
+    The figure must be complete but for that: where there is room depends on where the axes lie.
+    """
+    names: list[tuple[str, str]] = []  # with their colours
+    points: list[tuple[float, float]] = []
     for load, runs in comparison.loaded.items():
         for strategy, run in runs.items():
-            axes.annotate(
-                f"{load:.0%}",
-                (run.figures["output_tokens_per_second"], run.figures["e2e_mean_ms"] / 1e3),
-                xytext=(6, 5),
-                textcoords="offset points",
-                fontsize=8,
-                color=STYLES[strategy].color,
-            )
+            names.append((f"{load:.0%}", STYLES[strategy].color))
+            figures = run.figures
+            points.append((figures["output_tokens_per_second"], figures["e2e_mean_ms"] / 1e3))
+    figure.draw_without_rendering()
+    in_points = axes.transData.transform(points) * POINTS_PER_INCH / DPI
+    widest = max(len(name) for name, _ in names) * LABEL_SIZE * CHARACTER_WIDTH
+    places = place_labels([(x, y) for x, y in in_points], widest, LABEL_SIZE)
+    for (name, color), place in zip(names, places, strict=True):
+        axes.annotate(
+            name,
+            place,
+            xycoords="figure points",
+            fontsize=LABEL_SIZE,
+            color=color,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+            annotation_clip=False,
+        ).set_in_layout(False)
 
 
 def _distributions(runs: dict[str, Run], slo: Slo) -> Figure:
