@@ -85,7 +85,7 @@ def test_the_report_tells_what_others_had_of_the_machine(report: Path) -> None:
     html = report.read_text()
     for run in content["runs"]:
         assert 0 <= run["figures"][STOLEN] <= run["figures"][TAKEN] <= 1
-    assert "CPU of others (%)</th>" in html
+    assert "others&#39; CPU (%)</th>" in html
     is_disturbed = any(run["figures"][TAKEN] > MAX_TAKEN_SHARE for run in content["runs"])
     assert bool(content["warnings"]) == is_disturbed
     assert all(sentence in html for sentence in content["warnings"])

@@ -33,11 +33,11 @@ COLUMNS: tuple[Column, ...] = (
     ("kv_cache_usage_max", "KV peak", 1, 2),
     ("preemptions", "preemptions", 1, 0),
     ("goodput_requests_per_second", "goodput (req/s)", 1, 2),
-    (TAKEN, "CPU of others (%)", 100, 0),
+    (TAKEN, "others' CPU (%)", 100, 0),
     ("requests_failed", "failed", 1, 0),
     ("requests_refused", "refused", 1, 0),
 )
-ONLY_IF_ANY = ("requests_failed", "requests_refused")
+ONLY_IF_ANY = ("preemptions", "requests_failed", "requests_refused")
 TERMINAL_COLUMNS = (
     "output_tokens_per_second",
     "ttft_mean_ms",
