@@ -68,7 +68,7 @@ class MockServer:
     """Answers the n-th generation request (from 0) with `script(n, request)`.
 
     /reset_prefix_cache is there if `can_reset`, /tokenize if `tokenize` tells the ids for a body;
-    everything else finds nothing.
+    everything else finds nothing. A request to `silent` gets no answer at all.
     """
 
     def __init__(
@@ -77,10 +77,12 @@ class MockServer:
         *,
         can_reset: bool = False,
         tokenize: Callable[[Any], Sequence[int]] | None = None,
+        silent: str | None = None,
     ) -> None:
         self._script = script
         self._tokenize = tokenize
         self._can_reset = can_reset
+        self._silent = silent
         self.connections: list[asyncio.Task[None]] = []
         self.requests: list[Request] = []  # in the order in which they came
 
@@ -120,6 +122,8 @@ class MockServer:
         return Request(head[0].split()[1], json.loads(body) if body else None, received)
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path == self._silent:
+            return
         if request.path == "/v1/models":
             answer = Answer([(0.0, b'{"data": [{"id": "mock"}]}')], 200, "application/json")
         elif request.path == "/reset_prefix_cache" and self._can_reset:

@@ -1,4 +1,8 @@
 import asyncio
+import socket
+import struct
+import threading
+import time
 
 import pytest
 
@@ -24,7 +28,7 @@ async def serve(*answers):
 
 async def get(client, path="/x"):
     body = bytearray()
-    response = await client.get(path, lambda piece, _now: body.extend(piece))
+    response = await client.send(client.get(path), lambda piece, _now: body.extend(piece))
     return response.status, bytes(body)
 
 
@@ -71,22 +75,131 @@ async def test_a_connection_that_the_server_closed_is_not_used_again():
     assert len(heads) == 2
 
 
-async def test_a_request_is_sent_again_if_the_server_closed_the_idle_connection_meanwhile():
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class BlockingServer:
+    """A server in a thread of its own, so that it acts while the client's event loop is blocked.
+
+    Every connection gets one answer; `after` is what becomes of it then.
+    """
+
+    def __init__(self, after):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._after = after
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.num_requests = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            connection, _ = self._listener.accept()
+            self.read(connection)
+            connection.sendall(OK)
+            self._after(self, connection)
+
+    def read(self, connection):
+        connection.recv(65536)
+        self.num_requests += 1
+
+
+def hang_up(_server, connection):
+    connection.close()
+
+
+def hang_up_after_reading(server, connection):
+    server.read(connection)
+    connection.close()
+
+
+def reset_after_reading(server, connection):
+    server.read(connection)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+async def test_a_request_is_sent_again_if_the_server_had_closed_the_idle_connection():
+    server = BlockingServer(after=hang_up)
+    async with HttpClient(server.url) as client:
+        assert await get(client) == (200, b"ok")
+        time.sleep(0.1)  # the end comes, and the event loop doesn't know
+        assert await get(client) == (200, b"ok")
+    assert server.num_requests == 2
+
+
+@pytest.mark.parametrize("after", [hang_up_after_reading, reset_after_reading])
+async def test_a_request_that_the_server_has_had_is_not_sent_again(after):
+    server = BlockingServer(after)
+    async with HttpClient(server.url) as client:
+        assert await get(client) == (200, b"ok")
+        with pytest.raises(TransportError) as caught:
+            await get(client)
+    assert caught.value.kind == "disconnected"
+    assert server.num_requests == 2
+
+
+async def test_a_reserved_connection_is_the_one_that_is_used():
+    url, heads = await serve(OK, OK)
+    async with HttpClient(url) as client:
+        first, second = [await client.reserve() for _ in range(2)]
+        for reserved in (second, first):
+            response = await client.send(client.get("/x"), lambda *_: None, reserved)
+            assert response.status == 200
+            await asyncio.sleep(0.05)
+            assert not reserved.is_open
+    assert len(heads) == 2
+
+
+async def test_a_reserved_connection_that_the_server_closes_is_replaced():
+    num_connections = 0
+
+    async def answer(reader, writer):
+        nonlocal num_connections
+        num_connections += 1
+        if num_connections > 1:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(OK)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with HttpClient(url) as client:
+        reserved = await client.reserve()
+        await asyncio.sleep(0.05)
+        assert not reserved.is_open
+        response = await client.send(client.get("/x"), lambda *_: None, reserved)
+    assert response.status == 200
+    assert num_connections == 2
+
+
+async def test_connections_are_opened_ahead_and_then_used():
     num_connections = 0
 
     async def answer(reader, writer):
         nonlocal num_connections
         num_connections += 1
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-        await reader.readuntil(b"\r\n\r\n")
-        writer.close()  # without a word to the second request
+        await asyncio.sleep(0.02)
+        writer.write(OK)
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with HttpClient(url) as client:
-        assert [await get(client) for _ in range(2)] == [(200, b"ok")] * 2
-    assert num_connections == 2
+        await client.warm_up(20)
+        await client.warm_up(19)
+        await asyncio.sleep(0.1)  # the server has to accept them
+        assert num_connections == 20
+        await asyncio.gather(*(get(client) for _ in range(20)))
+        assert num_connections == 20
+
+
+async def test_a_server_that_is_not_there_is_told_by_the_request_and_not_before():
+    async with HttpClient("http://127.0.0.1:1") as client:
+        await client.warm_up(3)
+        assert await client.reserve() is None
+        with pytest.raises(TransportError) as caught:
+            await get(client)
+    assert caught.value.kind == "unreachable"
 
 
 async def test_a_request_whose_answer_has_begun_is_not_sent_again():

@@ -1,9 +1,12 @@
 """What a run does around its figures: warm-up, prompts that no cache has seen, both loops."""
 
+import time
+
 import pytest
 from mock_server import DONE, Answer, MockServer, text, tokens, usage
-from test_serve_figures import plan, run_on
+from test_serve_figures import due_times, plan, run_on
 
+from shoal.bench import connection
 from shoal.bench.connection import HttpClient
 from shoal.bench.errors import BenchError
 from shoal.bench.prompts import WORDS
@@ -109,6 +112,37 @@ async def test_an_open_loop_does_not_wait_and_tells_offered_and_achieved_rate():
     span = server.generations[-1].sent[0] - min(r.scheduled for r in run.load.records)
     assert figures["requests_per_second"] == pytest.approx(20 / span, rel=0.01)
     assert server.generations[-1].received < server.generations[0].sent[0]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """When the connections of the load generator were open."""
+    times = []
+    open_wire = connection.open_wire
+
+    async def noting(*arguments):
+        wire = await open_wire(*arguments)
+        times.append(time.monotonic())
+        return wire
+
+    monkeypatch.setattr(connection, "open_wire", noting)
+    return times
+
+
+@pytest.mark.parametrize("arrivals", [{"concurrency": 5}, {"request_rate": float("inf")}])
+async def test_connections_are_open_before_the_first_requests_are_sent(opened, arrivals):
+    async with MockServer(lambda *_: tokens(2, 0.1, 0.0)) as server:
+        run = await run_on(server, plan(5, **arrivals))
+    assert len(opened) == 5
+    assert max(opened) < min(due_times(run))
+
+
+async def test_a_connection_is_open_before_a_later_request_is_due(opened):
+    async with MockServer(lambda *_: tokens(2, 1.0, 0.0)) as server:
+        run = await run_on(server, plan(3, request_rate=2, burstiness=1e6))
+    assert len(opened) == 3
+    for at, due in zip(opened[1:], due_times(run)[1:], strict=True):
+        assert due - 0.5 < at < due - 0.1
 
 
 async def test_connections_are_used_again():

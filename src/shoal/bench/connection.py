@@ -2,7 +2,7 @@
 
 The load generator must not be the bottleneck of what it measures. A general client wraps each
 piece of a body in several objects and coroutines; here httptools parses, and a callback gets the
-piece with the time at which it came.
+piece with the time at which it came. Connections are opened before they are needed and kept.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import httptools
 
+from shoal.bench.timer import Clock
+from shoal.bench.wire import Wire, open_wire
 from shoal.config import ConfigError
 
 # Servers close idle connections after five seconds or more. One that is likely to be closed while
 # the next request is on its way isn't used again: the second try would cost that request time.
 MAX_IDLE_SECONDS = 3.0
 
+MAX_CONNECTING = 8  # at once, before there is a request to send
+MAX_CONNECT_SECONDS = 5.0  # of an attempt before there is a request to send
+
 BodySink = Callable[[bytes, float], None]
-Clock = Callable[[], float]
 
 
 class TransportError(Exception):
@@ -45,8 +50,8 @@ class Response:
     end: float = 0.0
 
 
-class Connection(asyncio.Protocol):
-    """One connection to the server.
+class Connection:
+    """One connection to the server; made by `open`.
 
     Args:
         clock: seconds on a monotonic clock.
@@ -54,7 +59,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._transport: asyncio.Transport | None = None
+        self._wire: Wire | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response()
         self._sink: BodySink = _ignore
@@ -62,11 +67,20 @@ class Connection(asyncio.Protocol):
         self._now = 0.0
         self._has_length = False
         self._in_body = False
-        self.idle_since = 0.0
-        self.has_answered = False  # anything of the response to the newest request has come
+        self._idle_since = 0.0
+        self.was_received = False  # the server may have had the newest request
+
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Connect.
+
+        Raises:
+            OSError: it can't be connected.
+        """
+        self._wire = await open_wire(host, port, tls, self, self._clock)
+        self._idle_since = self._clock()
 
     async def exchange(self, request: bytes, sink: BodySink) -> Response:
-        """Send a whole request and return the head of the response when its body has ended.
+        """Send a whole request, at once, and return the head of its response when it has ended.
 
         Args:
             request: head and body.
@@ -76,45 +90,43 @@ class Connection(asyncio.Protocol):
         Raises:
             TransportError: the server hung up before the end, or what it sent isn't HTTP.
         """
-        if self._transport is None or self._transport.is_closing():
+        self.was_received = False
+        if self._wire is None or self._wire.is_closed:
             raise TransportError("disconnected", "the server closed the connection")
-        self._parser = httptools.HttpResponseParser(self)
-        self._response = Response()
-        self._sink = sink
-        self._has_length = self._in_body = self.has_answered = False
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        self._sink = sink
+        self._wire.write(request)
         try:
             return await self._done
         finally:
             self._done = None
             self._sink = _ignore
-            self.idle_since = self._clock()
+            self._parser = httptools.HttpResponseParser(self)
+            self._response = Response()
+            self._has_length = self._in_body = False
+            self._idle_since = self._clock()
 
     @property
-    def reusable(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether the server hasn't hung up."""
+        return self._wire is not None and not self._wire.is_closed
+
+    @property
+    def is_reusable(self) -> bool:
         """Whether another request may be sent on it."""
-        return (
-            self._transport is not None
-            and not self._transport.is_closing()
-            and self._clock() - self.idle_since < MAX_IDLE_SECONDS
-        )
+        return self.is_open and self._clock() - self._idle_since < MAX_IDLE_SECONDS
 
     def close(self) -> None:
         """Drop the connection; what the server still sends is lost."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._wire is not None:
+            self._wire.close()
 
-    # asyncio's side
+    # the wire's side
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Note the time, then parse."""
-        self._now = self._clock()
-        self.has_answered = True
+    def data_received(self, data: bytes, now: float) -> None:
+        """Keep the time, and parse."""
+        self._now = now
+        self.was_received = True
         if self._done is None:
             self.close()  # nobody asked: the next response would be taken for another's
             return
@@ -124,13 +136,16 @@ class Connection(asyncio.Protocol):
             self._fail(TransportError("not_http", f"the server doesn't speak HTTP: {error}"))
             self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, error: OSError | None) -> None:
         """End what was under way; a body without a length ends with its connection."""
+        # A reset may come before the word that the request has arrived.
+        if error is not None or (self._wire is not None and self._wire.has_arrived()):
+            self.was_received = True
         if self._in_body and not self._has_length:
             self._now = self._clock()
             self.on_message_complete()
         else:
-            reason = f": {exc}" if exc is not None else ""
+            reason = f": {error}" if error is not None else ""
             self._fail(TransportError("disconnected", f"the server hung up{reason}"))
 
     # httptools' side
@@ -161,8 +176,8 @@ class Connection(asyncio.Protocol):
         self._response.end = self._now
         if self._done is not None and not self._done.done():
             self._done.set_result(self._response)
-        if not self._parser.should_keep_alive() and self._transport is not None:
-            self._transport.close()
+        if not self._parser.should_keep_alive():
+            self.close()
 
     def _fail(self, error: TransportError) -> None:
         if self._done is not None and not self._done.done():
@@ -201,9 +216,12 @@ class HttpClient:
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._root = url.path.rstrip("/").removesuffix("/v1")
         self._clock = clock
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the one used last is at the end
+        self._connections: WeakSet[Connection] = WeakSet()
         key = f"Authorization: Bearer {api_key}\r\n" if api_key is not None else ""
-        self._headers = f"Host: {url.netloc.rpartition('@')[2]}\r\n{key}"
+        place = url.netloc.rpartition("@")[2]
+        self._headers = f"Host: {place}\r\n{key}"
+        self._origin = f"{url.scheme}://{place}{self._root}"
 
     async def __aenter__(self) -> Self:
         """The client itself."""
@@ -215,37 +233,69 @@ class HttpClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the idle connections."""
-        for connection in self._idle:
+        """Close the connections."""
+        for connection in self._connections:
             connection.close()
         self._idle.clear()
 
-    async def post(self, path: str, body: bytes, sink: BodySink) -> Response:
-        """POST a JSON body; `path` begins with a slash.
+    def url(self, path: str) -> str:
+        """The whole URL of `path`, without a password."""
+        return self._origin + path
+
+    def get(self, path: str) -> bytes:
+        """The request that GETs `path`, which begins with a slash."""
+        return f"GET {self._root}{path} HTTP/1.1\r\n{self._headers}\r\n".encode("latin-1")
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """The request that POSTs a JSON body."""
+        head = f"POST {self._root}{path} HTTP/1.1\r\n{self._headers}"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode("latin-1") + body
+
+    async def warm_up(self, count: int) -> None:
+        """Open connections until `count` are idle, or the server takes no more.
+
+        A few at a time: the queue of those that a server hasn't accepted may be short.
+        """
+        while (num_missing := count - len(self._idle)) > 0:
+            attempts = (self._try_connect() for _ in range(min(num_missing, MAX_CONNECTING)))
+            opened = [c for c in await asyncio.gather(*attempts) if c is not None]
+            if not opened:
+                return  # whoever sends is told why
+            self._idle += opened
+
+    async def reserve(self) -> Connection | None:
+        """A connection for a request that is due soon: the idle one used last, else a new one.
+
+        None if there is none to be had; `send` will say why.
+        """
+        idle = self._pop_idle()
+        return idle if idle is not None else await self._try_connect()
+
+    async def send(
+        self, request: bytes, sink: BodySink, reserved: Connection | None = None
+    ) -> Response:
+        """Send a request and return the head of its response when that has ended.
+
+        It goes over the `reserved` connection if that is still open, else over any other. If the
+        server has closed a kept connection before it had the request, the request is sent again, on
+        a new one; no request that the server has had is.
+
+        Args:
+            request: what `get` or `post` made.
+            sink: as for `Connection.exchange`.
+            reserved: what `reserve` returned.
 
         Raises:
             TransportError: as `Connection.exchange`, or the server can't be reached.
         """
-        head = f"POST {self._root}{path} HTTP/1.1\r\n{self._headers}"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        return await self._send(head.encode("latin-1") + body, sink)
-
-    async def get(self, path: str, sink: BodySink) -> Response:
-        """GET `path`.
-
-        Raises:
-            TransportError: as `post`.
-        """
-        head = f"GET {self._root}{path} HTTP/1.1\r\n{self._headers}\r\n"
-        return await self._send(head.encode("latin-1"), sink)
-
-    async def _send(self, request: bytes, sink: BodySink) -> Response:
-        """Send on an idle connection, and on a new one if the server has just closed that one."""
-        if (connection := self._pop_idle()) is not None:
+        is_usable = reserved is not None and reserved.is_open
+        connection = reserved if is_usable else self._pop_idle()
+        if connection is not None:
             try:
                 return await self._exchange(connection, request, sink)
             except TransportError:
-                if connection.has_answered:
+                if connection.was_received:
                     raise
         return await self._exchange(await self._connect(), request, sink)
 
@@ -255,25 +305,31 @@ class HttpClient:
         except BaseException:
             connection.close()  # also when cancelled: the server then stops generating
             raise
-        if connection.reusable:
+        if connection.is_reusable:
             self._idle.append(connection)
         return response
 
     def _pop_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.reusable:
+            if connection.is_reusable:
                 return connection
             connection.close()
         return None
 
-    async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
+    async def _try_connect(self) -> Connection | None:
         try:
-            _, connection = await loop.create_connection(
-                lambda: Connection(self._clock), self._host, self._port, ssl=self._tls
-            )
+            async with asyncio.timeout(MAX_CONNECT_SECONDS):
+                return await self._connect()
+        except (TransportError, TimeoutError):
+            return None
+
+    async def _connect(self) -> Connection:
+        connection = Connection(self._clock)
+        try:
+            await connection.open(self._host, self._port, self._tls)
         except OSError as error:
             place = f"{self._host}:{self._port}"
             raise TransportError("unreachable", f"{place} can't be reached: {error}") from error
+        self._connections.add(connection)
         return connection

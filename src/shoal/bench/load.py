@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from shoal.bench.arrivals import Arrivals, ClosedLoop, OpenLoop
-from shoal.bench.connection import Clock, Response, TransportError
+from shoal.bench.connection import Connection, Response, TransportError
 from shoal.bench.measure import RequestTimeline
 from shoal.bench.stream import AnswerStream, error_message
 from shoal.bench.target import Target
+from shoal.bench.timer import Clock, Timer
 from shoal.bench.workload import WorkloadRequest
 
 REFUSED = "refused"  # status 429: the server said no at once, as it should when its queue is full
+
+# How long before it is due a request gets its connection: longer than it takes to open one.
+PREPARE_SECONDS = 0.25
 
 OnEnd = Callable[[int, int], None]  # is told how many requests have ended, and how many there are
 
@@ -116,64 +120,89 @@ async def run_load(
         on_end: called when a request has ended, with the number of those that have, and of all.
         clock: seconds on the monotonic clock of the target's client.
     """
-    bodies = [target.body(request) for request in requests]
-    sender = _Sender(target, clock, len(bodies), on_end)
-    cpu, wall = time.process_time(), time.monotonic()
-    start = clock()
-    if isinstance(arrivals, ClosedLoop):
-        await _run_closed(sender, bodies, arrivals)
-    else:
-        await _run_open(sender, bodies, arrivals, start)
+    outgoing = [target.request(request) for request in requests]
+    await target.client.warm_up(_num_first(arrivals, len(outgoing)))
+    with Timer(clock) as timer:
+        sender = _Sender(target, clock, timer, len(outgoing), on_end)
+        cpu, wall = time.process_time(), time.monotonic()
+        start = clock()
+        if isinstance(arrivals, ClosedLoop):
+            await _run_closed(sender, outgoing, arrivals)
+        else:
+            await _run_open(sender, outgoing, arrivals, start)
     return LoadRun(sender.records, start, time.process_time() - cpu, time.monotonic() - wall)
 
 
+def _num_first(arrivals: Arrivals, num_requests: int) -> int:
+    """How many requests are due too soon after the start to connect in time for them."""
+    if isinstance(arrivals, ClosedLoop):
+        return min(arrivals.concurrency, num_requests)
+    return bisect_right(arrivals.times, PREPARE_SECONDS)
+
+
 async def _run_open(
-    sender: _Sender, bodies: Sequence[bytes], arrivals: OpenLoop, start: float
+    sender: _Sender, outgoing: Sequence[bytes], arrivals: OpenLoop, start: float
 ) -> None:
     async with asyncio.TaskGroup() as group:
-        for body, offset in zip(bodies, arrivals.times, strict=True):
-            await sender.sleep_until(start + offset)
-            group.create_task(sender.send(body, start + offset))
+        for request, offset in zip(outgoing, arrivals.times, strict=True):
+            await sender.approach(start + offset)
+            group.create_task(sender.send_at(start + offset, request))
 
 
-async def _run_closed(sender: _Sender, bodies: Sequence[bytes], arrivals: ClosedLoop) -> None:
-    waiting = iter(bodies)
+async def _run_closed(sender: _Sender, outgoing: Sequence[bytes], arrivals: ClosedLoop) -> None:
+    waiting = iter(outgoing)
     rng = random.Random(f"users {arrivals.seed}")
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(arrivals.concurrency, len(bodies))):
+        for _ in range(min(arrivals.concurrency, len(outgoing))):
             delay = rng.random() * arrivals.think_time
             group.create_task(_run_user(sender, waiting, delay, arrivals.think_time))
 
 
 async def _run_user(
-    sender: _Sender, bodies: Iterator[bytes], delay: float, think_time: float
+    sender: _Sender, outgoing: Iterator[bytes], delay: float, think_time: float
 ) -> None:
-    scheduled = sender.clock() + delay
-    for body in bodies:
-        await sender.sleep_until(scheduled)
-        record = await sender.send(body, scheduled)
-        scheduled = record.end + think_time
+    for request in outgoing:
+        scheduled = sender.clock() + delay
+        await sender.approach(scheduled)
+        await sender.send_at(scheduled, request)
+        delay = think_time
 
 
 class _Sender:
     """Sends single requests and collects their records."""
 
     def __init__(
-        self, target: Target, clock: Clock, num_requests: int, on_end: OnEnd | None
+        self,
+        target: Target,
+        clock: Clock,
+        timer: Timer,
+        num_requests: int,
+        on_end: OnEnd | None,
     ) -> None:
         self._target = target
+        self._timer = timer
         self._num_requests = num_requests
         self._on_end = on_end
         self.clock = clock
         self.records: list[RequestRecord] = []
 
-    async def sleep_until(self, when: float) -> None:
-        """Sleep until the clock says `when`, never less; timers tick in milliseconds."""
-        while (remaining := when - self.clock()) > 0:
-            await asyncio.sleep(math.ceil(remaining * 1e3) / 1e3)
+    async def approach(self, scheduled: float) -> None:
+        """Sleep until a request that is due at `scheduled` should be prepared."""
+        if (remaining := scheduled - PREPARE_SECONDS - self.clock()) > 0:
+            await asyncio.sleep(remaining)
 
-    async def send(self, body: bytes, scheduled: float) -> RequestRecord:
-        """Send one request that was due at `scheduled`, and wait for the end of its answer."""
+    async def send_at(self, scheduled: float, request: bytes) -> None:
+        """Send a request when it is due, and wait for the end of its answer."""
+        connection = await self._target.client.reserve()
+        await self._timer.wait_until(scheduled)
+        record = await self._send(scheduled, request, connection)
+        self.records.append(record)
+        if self._on_end is not None:
+            self._on_end(len(self.records), self._num_requests)
+
+    async def _send(
+        self, scheduled: float, request: bytes, connection: Connection | None
+    ) -> RequestRecord:
         sent = self.clock()
         stream, raw = AnswerStream(), bytearray()
         response: Response | None = None
@@ -186,7 +215,7 @@ class _Sender:
 
         try:
             async with asyncio.timeout(self._target.config.request_timeout):
-                response = await self._target.client.post(self._target.path, body, take)
+                response = await self._target.client.send(request, take, connection)
         except TimeoutError:
             limit = self._target.config.request_timeout
             failure = Failure("timeout", f"no complete answer within {limit:g} s")
@@ -196,17 +225,13 @@ class _Sender:
             failure = failure_of(response, stream, bytes(raw))
         elif stream.error is not None:
             failure = Failure("error_event", stream.error)
-        record = RequestRecord(
+        return RequestRecord(
             scheduled,
             sent,
             response.end if response is not None else self.clock(),
             failure if failure is not None else timeline_of(stream, scheduled),
             counted=stream.usage is not None,
         )
-        self.records.append(record)
-        if self._on_end is not None:
-            self._on_end(len(self.records), self._num_requests)
-        return record
 
 
 def failure_of(response: Response, stream: AnswerStream, raw: bytes) -> Failure | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from shoal.bench.connection import HttpClient, Response, TransportError
+from shoal.bench.connection import HttpClient, TransportError
 from shoal.bench.errors import BenchError
 from shoal.bench.prompts import WORDS, Prompt, Vocabulary
 from shoal.bench.stream import error_message
@@ -18,6 +19,9 @@ from shoal.config import ConfigError
 
 Endpoint = Literal["completions", "chat"]
 PromptForm = Literal["auto", "tokens", "text"]
+
+MAX_ANSWER_SECONDS = 30.0
+"""Of what is asked besides generations; a server under load may take seconds."""
 
 
 @Parameter(name="*")
@@ -81,8 +85,8 @@ class Target:
         """What random prompts are made of: "tokens" or "text"."""
         return "text" if isinstance(self.vocabulary[0], str) else "tokens"
 
-    def body(self, request: WorkloadRequest) -> bytes:
-        """The body that asks for a greedy, streamed answer with its usage."""
+    def request(self, request: WorkloadRequest) -> bytes:
+        """The bytes that ask for a greedy, streamed answer with its usage."""
         content: dict[str, Any] = {
             "model": self.model,
             **self._prompt(request.prompt),
@@ -93,7 +97,7 @@ class Target:
         }
         if self.config.ignore_eos:
             content["ignore_eos"] = True
-        return msgspec.json.encode(content)
+        return self.client.post(self.path, msgspec.json.encode(content))
 
     def _prompt(self, prompt: Prompt) -> Mapping[str, Any]:
         if self.config.endpoint == "chat":
@@ -104,12 +108,9 @@ class Target:
         """Have the server forget all prompts; returns in words what came of it.
 
         Raises:
-            BenchError: the server can't be reached.
+            BenchError: the server can't be reached, or doesn't answer.
         """
-        try:
-            status, answer = await _post(self.client, "/reset_prefix_cache", {})
-        except TransportError as error:
-            raise BenchError(str(error)) from error
+        status, answer = await _ask(self.client, "/reset_prefix_cache", {})
         if status == 200:
             return "reset after the warm-up"
         if status in {404, 405, 501}:
@@ -121,14 +122,11 @@ async def connect(client: HttpClient, config: TargetConfig) -> Target:
     """Ask the server for its model, and for token ids if prompts are to be made of them.
 
     Raises:
-        BenchError: the server can't be reached, lists no model, or has no /tokenize although
-            prompts of token ids are wanted.
+        BenchError: the server can't be reached, doesn't answer, lists no model, or has no /tokenize
+            although prompts of token ids are wanted.
     """
-    try:
-        model = config.model if config.model is not None else await _first_model(client)
-        vocabulary = await _vocabulary(client, config, model)
-    except TransportError as error:
-        raise BenchError(str(error)) from error
+    model = config.model if config.model is not None else await _first_model(client)
+    vocabulary = await _vocabulary(client, config, model)
     return Target(client, config, model, vocabulary)
 
 
@@ -145,14 +143,11 @@ class _Tokens(msgspec.Struct):
 
 
 async def _first_model(client: HttpClient) -> str:
-    body = bytearray()
-    response = await client.get("/v1/models", lambda piece, _now: body.extend(piece))
-    if response.status != 200:
-        raise BenchError(
-            f"/v1/models answered with status {response.status}: {error_message(bytes(body))}"
-        )
+    status, answer = await _ask(client, "/v1/models")
+    if status != 200:
+        raise BenchError(f"/v1/models answered with status {status}: {error_message(answer)}")
     try:
-        models = msgspec.json.decode(bytes(body), type=_Models).data
+        models = msgspec.json.decode(answer, type=_Models).data
     except msgspec.DecodeError as error:
         raise BenchError(f"/v1/models didn't answer as OpenAI's API does: {error}") from error
     if not models:
@@ -168,7 +163,7 @@ async def _vocabulary(client: HttpClient, config: TargetConfig, model: str) -> V
         {"model": model, "prompt": text, "add_special_tokens": False},  # Shoal, vLLM
         {"content": text, "add_special": False},  # llama-server
     ):
-        status, answer = await _post(client, "/tokenize", body)
+        status, answer = await _ask(client, "/tokenize", body)
         if status == 200 and (token_ids := _token_ids(answer)):
             return sorted(set(token_ids))
     if config.prompt_form == "tokens":
@@ -185,9 +180,19 @@ def _token_ids(answer: bytes) -> list[int]:
         return []  # another API under the same path
 
 
-async def _post(client: HttpClient, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
+async def _ask(
+    client: HttpClient, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, bytes]:
+    """GET `path`, or POST a body to it; returns the status and the answer's body."""
+    request = client.get(path) if body is None else client.post(path, msgspec.json.encode(body))
     answer = bytearray()
-    response: Response = await client.post(
-        path, msgspec.json.encode(body), lambda piece, _now: answer.extend(piece)
-    )
+    try:
+        async with asyncio.timeout(MAX_ANSWER_SECONDS):
+            response = await client.send(request, lambda piece, _now: answer.extend(piece))
+    except TimeoutError as error:
+        raise BenchError(
+            f"{client.url(path)} gave no complete answer within {MAX_ANSWER_SECONDS:g} s"
+        ) from error
+    except TransportError as error:
+        raise BenchError(str(error)) from error
     return response.status, bytes(answer)
