@@ -5,20 +5,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.bench.arrivals import ArrivalConfig
-from shoal.bench.capacity import HIGHEST_RATE, LOWEST_RATE, CapacityConfig, find_capacity
+from shoal.bench.capacity import (
+    FIRST_RATE,
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    CapacityConfig,
+    find_capacity,
+)
 from shoal.bench.measure import Slo
 from shoal.config import ConfigError
 
 
-async def search(knee, precision=0.1):
-    """The capacity of a server that serves everybody up to `knee`, and the rates tried."""
+async def search(knee, precision=0.1, *, unloaded=True):
+    """The capacity of a server that keeps every rate up to `knee`, and the rates tried."""
     tried = []
 
-    async def share_at(rate):
+    async def is_kept(rate):
         tried.append(rate)
-        return 1.0 if rate <= knee else 0.5
+        return rate <= knee
 
-    return await find_capacity(share_at, 0.9, precision), tried
+    async def is_kept_unloaded():
+        tried.append("unloaded")
+        return unloaded
+
+    return await find_capacity(is_kept, is_kept_unloaded, precision), tried
 
 
 @given(st.floats(LOWEST_RATE, HIGHEST_RATE, exclude_max=True), st.floats(0.01, 1.0))
@@ -31,6 +41,7 @@ async def test_the_knee_is_found_within_the_precision(knee, precision):
 @pytest.mark.parametrize("knee", [0.3, 1.0, 7.9, 100.0])
 async def test_few_runs_are_needed(knee):
     _, tried = await search(knee)
+    tried = [rate for rate in tried if rate != "unloaded"]
     assert len(tried) <= abs(math.log2(knee)) + 2 + math.ceil(math.log2(1 / math.log2(1.1)))
     assert len(set(tried)) == len(tried)
 
@@ -38,7 +49,7 @@ async def test_few_runs_are_needed(knee):
 async def test_a_server_that_is_too_slow_at_every_rate_has_no_capacity():
     capacity, tried = await search(0.0)
     assert (capacity.rate, capacity.too_high) == (0.0, LOWEST_RATE)
-    assert min(tried) == LOWEST_RATE
+    assert tried[-1] == LOWEST_RATE
 
 
 async def test_a_server_that_is_never_too_slow_has_at_least_the_highest_rate():
@@ -46,11 +57,18 @@ async def test_a_server_that_is_never_too_slow_has_at_least_the_highest_rate():
     assert (capacity.rate, capacity.too_high) == (HIGHEST_RATE, math.inf)
 
 
-async def test_exactly_the_wanted_share_is_enough():
-    async def share_at(rate):
-        return 0.9 if rate <= 4 else 0.89
+async def test_the_search_gives_up_if_the_slo_is_missed_without_any_load_too():
+    capacity, tried = await search(0.0, unloaded=False)
+    assert (capacity.rate, capacity.too_high) == (0.0, 0.0)
+    assert tried == [FIRST_RATE, "unloaded"]
 
-    assert (await find_capacity(share_at, 0.9, 1.0)).rate == 4
+
+async def test_without_load_is_only_measured_if_the_first_rate_is_not_kept():
+    _, tried = await search(5.0)
+    assert "unloaded" not in tried
+    _, tried = await search(0.3)
+    assert tried[:3] == [FIRST_RATE, "unloaded", FIRST_RATE / 2]
+    assert tried.count("unloaded") == 1
 
 
 def test_a_run_is_long_enough_in_time_and_in_requests():

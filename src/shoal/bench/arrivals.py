@@ -66,9 +66,13 @@ def gamma_arrivals(rate: float, burstiness: float, count: int, seed: int) -> Ope
         return OpenLoop((0.0,) * count, "open loop, all at once")
     rng = random.Random(f"arrivals {seed}")
     gaps = [rng.gammavariate(burstiness, 1 / burstiness) / rate for _ in range(count - 1)]
-    process = "Poisson" if burstiness == 1 else f"Gamma, burstiness {burstiness:g}"
     times = tuple(accumulate(gaps, initial=0.0))
-    return OpenLoop(times, f"open loop, {process}, {rate:g} requests/s")
+    return OpenLoop(times, f"open loop, {process_in_words(burstiness)}, {rate:g} requests/s")
+
+
+def process_in_words(burstiness: float) -> str:
+    """What the arrivals of that burstiness are called."""
+    return "Poisson" if burstiness == 1 else f"Gamma, burstiness {burstiness:g}"
 
 
 def trace_arrivals(requests: Sequence[WorkloadRequest], time_scale: float) -> OpenLoop:

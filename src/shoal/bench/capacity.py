@@ -26,7 +26,8 @@ class CapacityConfig:
     """
 
     find_capacity: bool = False
-    """Search for the highest Poisson rate at which enough requests meet the SLO."""
+    """Search for the highest rate at which enough requests meet the SLO. Requests come as a Poisson
+    process, or with the given burstiness."""
 
     slo_share: float = 0.9
     """Share of the requests that has to meet the SLO."""
@@ -77,7 +78,8 @@ class Capacity:
     """What a search found, in requests a second.
 
     The capacity is `rate`; `too_high` is the least rate tried at which too few requests met the
-    SLO. `rate` is 0 if that was so at every rate, `too_high` infinite if at none.
+    SLO. `rate` is 0 if that was so at every rate, `too_high` infinite if at none. Both are 0 if too
+    few meet it without any load, so that no rate can be kept.
     """
 
     rate: float
@@ -127,18 +129,27 @@ SUSTAINED_SHARE = 2 / 3
 """Of a rate that has to be achieved, lest a queue swallow what a server can't do. It isn't all, for
 the last answers of a run take their time."""
 
+UNLOADED_REQUESTS = 32
+"""At most so many are sent one at a time, to see whether the SLO can be met at all."""
+
 
 async def find_capacity(
-    share_at: Callable[[float], Awaitable[float]], share: float, precision: float
+    is_kept: Callable[[float], Awaitable[bool]],
+    is_kept_unloaded: Callable[[], Awaitable[bool]],
+    precision: float,
 ) -> Capacity:
     """Search for the capacity.
 
     Args:
-        share_at: measures at a rate which share of the requests met the SLO.
-        share: the share that has to.
+        is_kept: measures whether a rate is achieved and enough requests meet the SLO at it.
+        is_kept_unloaded: measures whether enough do when they are sent one at a time. It is asked
+            if the first rate isn't kept, lest the search go on to ever lower ones in vain.
         precision: that of `RateSearch`.
     """
     search = RateSearch(precision)
     while not search.done:
-        search.note(kept=await share_at(search.rate) >= share)
+        kept = await is_kept(search.rate)
+        if not kept and search.rate == FIRST_RATE and not await is_kept_unloaded():
+            return Capacity(0.0, 0.0)
+        search.note(kept=kept)
     return search.capacity

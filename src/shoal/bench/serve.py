@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -18,12 +18,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.bench.arrivals import ArrivalConfig
-from shoal.bench.capacity import SUSTAINED_SHARE, Capacity, CapacityConfig, find_capacity
+from shoal.bench.arrivals import ArrivalConfig, process_in_words
+from shoal.bench.capacity import (
+    SUSTAINED_SHARE,
+    UNLOADED_REQUESTS,
+    Capacity,
+    CapacityConfig,
+    find_capacity,
+)
 from shoal.bench.connection import HttpClient
 from shoal.bench.load import OnEnd
 from shoal.bench.machine import Machine
 from shoal.bench.measure import Slo
+from shoal.bench.output_path import require_writable
 from shoal.bench.report import Figures, print_table, write_json
 from shoal.bench.served import Plan, PreparationConfig, ServedRun, run_once
 from shoal.bench.target import Target, TargetConfig, connect
@@ -82,10 +89,13 @@ def run(config: Annotated[ServeConfig | None, Parameter(name="*")] = None) -> in
     Refused requests are counted apart and are no failures.
 
     Raises:
-        ConfigError: two settings contradict each other.
-        BenchError: the server can't be reached, or isn't one of OpenAI's API.
+        ConfigError: two settings contradict each other, or the file can't be written.
+        BenchError: the server can't be reached, doesn't answer, or isn't one of OpenAI's API.
     """
-    return uvloop.run(_run(config if config is not None else ServeConfig()))
+    config = config if config is not None else ServeConfig()
+    if config.json is not None:
+        require_writable("json", config.json)
+    return uvloop.run(_run(config))
 
 
 async def _run(config: ServeConfig) -> int:
@@ -115,54 +125,102 @@ async def _measure(config: ServeConfig, target: Target) -> int:
 
 
 async def _find_capacity(config: ServeConfig, target: Target) -> int:
-    probes: list[Figures] = []
-    failed = 0
-
-    async def share_at(rate: float) -> float:
-        nonlocal failed
-        count = config.capacity.num_requests(rate, config.workload.num_requests)
-        plan = replace(
-            config.plan,
-            workload=replace(config.workload, num_requests=count),
-            arrivals=replace(config.arrivals, request_rate=rate),
-        )
-        with _progress(f"{rate:.3g} requests/s") as on_end:
-            served = await run_once(target, plan, on_end)
-        _print_failures(served)
-        failed += served.num_failed
-        measured = served.measurement
-        share = 0.0 if measured is None else measured.good_share or 0.0
-        if measured is not None and measured.requests_per_second < SUSTAINED_SHARE * rate:
-            share = 0.0
-        probes.append({"request_rate": rate, "good_share": share} | served.figures)
-        return share
-
+    probes = _Probes(config, target)
     capacity = await find_capacity(
-        share_at, config.capacity.slo_share, config.capacity.capacity_precision
+        probes.is_kept, probes.is_kept_unloaded, config.capacity.capacity_precision
     )
-    facts = _facts(target) | {"slo": _slo_in_words(config)}
+    facts = _facts(target) | {"arrivals": _process(config), "slo": _slo_in_words(config)}
     _print_facts(facts)
-    Console().print(_probe_table(probes))
-    print(_verdict(capacity))
+    Console().print(_probe_table(probes.rates))
+    print(_verdict(capacity, probes.unloaded))
     if config.json is not None:
         found = {
             "capacity_requests_per_second": capacity.rate,
             "too_high_requests_per_second": _finite(capacity.too_high),
         }
-        write_json(
-            config.json, _context(config) | {"run": facts, "figures": found, "probes": probes}
-        )
-    return 1 if failed or capacity.rate == 0 else 0
+        content = {"run": facts, "figures": found, "probes": probes.rates}
+        if probes.unloaded:
+            content["unloaded"] = probes.unloaded
+        write_json(config.json, _context(config) | content)
+    return 1 if probes.num_failed or capacity.rate == 0 else 0
 
 
-def _verdict(capacity: Capacity) -> str:
+@dataclass(slots=True)
+class _Probes:
+    """The measurements of a search: at the `rates` in the order tried, and without any load."""
+
+    config: ServeConfig
+    target: Target
+    rates: list[Figures] = field(default_factory=list)
+    unloaded: Figures = field(default_factory=dict)
+    num_failed: int = 0
+
+    async def is_kept(self, rate: float) -> bool:
+        """Whether `rate` is achieved, and enough requests meet the SLO at it."""
+        num_requests = self.config.capacity.num_requests(rate, self.config.workload.num_requests)
+        arrivals = replace(self.config.arrivals, request_rate=rate)
+        served = await self._measure(f"{rate:.3g} requests/s", num_requests, arrivals)
+        offered = served.figures.get("offered_requests_per_second", rate)
+        achieved = served.figures.get("requests_per_second", 0.0)
+        kept = achieved >= SUSTAINED_SHARE * min(rate, offered) and self._is_met(served)
+        self.rates.append({"request_rate": rate, "kept": kept} | served.figures)
+        return kept
+
+    async def is_kept_unloaded(self) -> bool:
+        """Whether enough requests meet the SLO when they are sent one at a time."""
+        num_requests = min(UNLOADED_REQUESTS, self.config.workload.num_requests)
+        arrivals = ArrivalConfig(concurrency=1)
+        served = await self._measure("one at a time", num_requests, arrivals)
+        self.unloaded = served.figures
+        return self._is_met(served)
+
+    async def _measure(self, title: str, num_requests: int, arrivals: ArrivalConfig) -> ServedRun:
+        workload = replace(self.config.workload, num_requests=num_requests)
+        plan = replace(self.config.plan, workload=workload, arrivals=arrivals)
+        with _progress(title) as on_end:
+            served = await run_once(self.target, plan, on_end)
+        _print_failures(served)
+        self.num_failed += served.num_failed
+        return served
+
+    def _is_met(self, served: ServedRun) -> bool:
+        share = served.figures.get("good_share", 0.0)
+        return share >= self.config.capacity.slo_share
+
+
+def _process(config: ServeConfig) -> str:
+    """The arrivals of every rate, in words."""
+    burstiness = config.arrivals.burstiness
+    return f"open loop, {process_in_words(1.0 if burstiness is None else burstiness)}"
+
+
+def _verdict(capacity: Capacity, unloaded: Figures) -> str:
+    if capacity.too_high == 0:
+        return f"capacity: none; the SLO isn't met without any load either. {_latencies(unloaded)}"
     if capacity.rate == 0:
         return f"capacity: below {capacity.too_high:.3g} requests/s, the lowest rate tried"
     if math.isinf(capacity.too_high):
         return f"capacity: above {capacity.rate:.3g} requests/s, the highest rate tried"
     return (
-        f"capacity: {capacity.rate:.3g} requests/s; too few met the SLO "
-        f"at {capacity.too_high:.3g} requests/s"
+        f"capacity: {capacity.rate:.3g} requests/s; {capacity.too_high:.3g} requests/s is not "
+        "achieved, or too few meet the SLO at it"
+    )
+
+
+def _latencies(unloaded: Figures) -> str:
+    """What the requests that were sent one at a time took."""
+    count = unloaded["requests_completed"]
+    if not count:
+        return "No request completed when sent alone"
+    latencies = (
+        f"{name} {statistic} {unloaded[key]:.4g} ms"
+        for name in ("ttft", "tpot", "e2e")
+        for statistic in ("p50", "p90")
+        if (key := f"{name}_{statistic}_ms") in unloaded
+    )
+    return (
+        f"Of {count} requests sent one at a time {unloaded['good_share']:.3g} met it: "
+        + ", ".join(latencies)
     )
 
 
@@ -179,19 +237,21 @@ def _slo_in_words(config: ServeConfig) -> str:
     return f"{config.capacity.slo_share:.3g} of the requests with {' and '.join(limits)}"
 
 
-def _probe_table(probes: list[Figures]) -> Table:
+def _probe_table(probes: Sequence[Figures]) -> Table:
     columns = {
         "request_rate": "requests/s",
+        "requests_per_second": "achieved",
         "requests_completed": "completed",
         "good_share": "share that met the SLO",
         "ttft_p90_ms": "ttft p90 ms",
         "tpot_p90_ms": "tpot p90 ms",
     }
     table = Table(title="Rates in the order tried", title_justify="left")
-    for title in columns.values():
+    for title in (*columns.values(), "kept"):
         table.add_column(title, justify="right")
     for probe in probes:
-        table.add_row(*(f"{probe[name]:,.4g}" if name in probe else "-" for name in columns))
+        figures = (f"{probe[name]:,.4g}" if name in probe else "-" for name in columns)
+        table.add_row(*figures, "yes" if probe["kept"] else "no")
     return table
 
 
