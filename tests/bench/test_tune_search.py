@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -117,6 +117,18 @@ def test_noise_costs_little(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_gain_of_the_size_of_the_noise_is_called_so(seed: int) -> None:
     found = search(FakeObjective(lambda setting: 100.0, noise=0.03, seed=seed))
+    assert "beyond the noise" not in words(found)
+
+
+def test_a_gain_that_is_not_there_in_each_round_is_doubted() -> None:
+    found = search(FakeObjective(peak(Setting("continuous", 64, 512))))
+    best, reference = found.best.setting, found.reference.setting
+    for trials, value in zip(found.rounds, (300.0, 99.0, 300.0), strict=True):
+        for setting in trials:
+            trials[setting] = replace(trials[setting], score=Score(100.0))
+        trials[best] = replace(trials[best], score=Score(value))
+    assert best != reference
+    assert "but -1.0% in the worst of 3 rounds" in words(found)
     assert "beyond the noise" not in words(found)
 
 

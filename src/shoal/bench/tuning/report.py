@@ -96,11 +96,11 @@ def sentences(found: Found, space: Space, config: EngineConfig, share: float | N
     """
     return [
         _verdict(found),
+        *_on_disturbance(found),
         *_on_slo(found, share),
         *_on_coverage(found),
         *_on_edges(found, space),
         *_on_pool(found, config),
-        *_on_disturbance(found),
     ]
 
 
@@ -117,6 +117,9 @@ def _verdict(found: Found) -> str:
     spread = f"repetitions differ by up to {found.noise:.1%}"
     if found.gain <= found.noise:
         return f"{margin}, within the noise ({spread}): the defaults do as well."
+    if (lowest := min(found.gains)) <= 0:
+        rounds = f"{lowest:+.1%} in the worst of {len(found.gains)} rounds"
+        return f"{margin}, but {rounds} ({spread}): the defaults may do as well."
     return f"{margin}, beyond the noise ({spread})."
 
 

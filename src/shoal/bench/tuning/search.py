@@ -69,11 +69,15 @@ class Found:
         """By how much the best score is above that of the defaults, as a share of the latter."""
         if self.best.setting == self.reference.setting:
             return 0.0
-        pairs = [
-            (_value(trials[self.best.setting]), _value(trials[self.reference.setting]))
-            for trials in self.rounds
-        ] or [(_value(self.best), _value(self.reference))]
-        return median(_ratio(*pair) for pair in pairs) - 1
+        return median(self.gains or [_ratio(_value(self.best), _value(self.reference)) - 1])
+
+    @property
+    def gains(self) -> list[float]:
+        """The same of each round."""
+        best, reference = self.best.setting, self.reference.setting
+        return [
+            _ratio(_value(trials[best]), _value(trials[reference])) - 1 for trials in self.rounds
+        ]
 
     @property
     def noise(self) -> float | None:
