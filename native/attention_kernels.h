@@ -244,30 +244,51 @@ inline void attend_chunk(const AttentionShape& shape, const AttentionTile& tile,
   attend_blocks(wide, states);
 }
 
-inline void merge_state(float* state, const float* later, int64_t head_dim) {
-  if (later[0] == kMasked && later[1] == 0.0f) return;  // sees no key of that chunk
-  if (state[0] == kMasked && state[1] == 0.0f) {
-    for (int64_t i = 0; i < kLanes + head_dim; i += kLanes) Vec::load(later + i).store(state + i);
-    return;
+// The maxima and sums of up to 16 states: a lane each.
+struct StateLanes {
+  float maximum[kLanes] = {};
+  float sum[kLanes] = {};
+
+  StateLanes(const float* states, int64_t rows, int64_t state_floats) {
+    for (int64_t r = 0; r < rows; ++r) {
+      maximum[r] = states[r * state_floats];
+      sum[r] = states[r * state_floats + 1];
+    }
   }
-  const Vec maximum = max(Vec::broadcast(state[0]), Vec::broadcast(later[0]));
-  const Vec keep = exp(Vec::broadcast(state[0]) - maximum);
-  const Vec take = exp(Vec::broadcast(later[0]) - maximum);
-  const Vec sum = fma(Vec::broadcast(later[1]), take, Vec::broadcast(state[1]) * keep);
-  float lanes[kLanes];
-  maximum.store(lanes);
-  state[0] = lanes[0];
-  sum.store(lanes);
-  state[1] = lanes[0];
-  for (int64_t i = kLanes; i < kLanes + head_dim; i += kLanes) {
-    fma(Vec::load(later + i), take, Vec::load(state + i) * keep).store(state + i);
+  bool sees_nothing(int64_t r) const { return maximum[r] == kMasked && sum[r] == 0.0f; }
+};
+
+// Up to 16 rows.
+inline void merge_lanes(float* states, const float* later, int64_t rows, int64_t state_floats) {
+  const StateLanes a(states, rows, state_floats), b(later, rows, state_floats);
+  const Vec maximum = max(Vec::load(a.maximum), Vec::load(b.maximum));
+  const Vec keep = exp(Vec::load(a.maximum) - maximum);
+  const Vec take = exp(Vec::load(b.maximum) - maximum);
+  float maxima[kLanes], sums[kLanes], keeps[kLanes], takes[kLanes];
+  maximum.store(maxima);
+  keep.store(keeps);
+  take.store(takes);
+  fma(Vec::load(b.sum), take, Vec::load(a.sum) * keep).store(sums);
+  for (int64_t r = 0; r < rows; ++r, states += state_floats, later += state_floats) {
+    if (b.sees_nothing(r)) continue;
+    if (a.sees_nothing(r)) {
+      for (int64_t i = 0; i < state_floats; i += kLanes) Vec::load(later + i).store(states + i);
+      continue;
+    }
+    const Vec keep_row = Vec::broadcast(keeps[r]), take_row = Vec::broadcast(takes[r]);
+    for (int64_t i = kLanes; i < state_floats; i += kLanes) {
+      fma(Vec::load(later + i), take_row, Vec::load(states + i) * keep_row).store(states + i);
+    }
+    states[0] = maxima[r];
+    states[1] = sums[r];
   }
 }
 
 inline void merge_states(float* states, const float* later, int64_t rows, int64_t head_dim) {
   const int64_t state_floats = kLanes + head_dim;
-  for (int64_t row = 0; row < rows; ++row) {
-    merge_state(states + row * state_floats, later + row * state_floats, head_dim);
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    const int64_t count = rows - row < kLanes ? rows - row : kLanes;
+    merge_lanes(states + row * state_floats, later + row * state_floats, count, state_floats);
   }
 }
 

@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "linear_kernels.h"
 #if defined(__AMX_BF16__)
+#include "attention_amx_kernels.h"
 #include "linear_amx_kernels.h"
 #endif
 #include "row_kernels.h"
@@ -21,8 +22,13 @@ const Kernels kernels = {
     .rope = rope,
     .gated_silu = gated_silu,
     .add = add,
+#if defined(__AMX_BF16__)
+    .write_kv = write_kv_tiles,
+    .attend_chunk = attend_chunk_tiles,
+#else
     .write_kv = write_kv,
     .attend_chunk = attend_chunk,
+#endif
     .merge_states = merge_states,
     .finish_state = finish_state,
     .summarize = summarize,

@@ -88,13 +88,15 @@ def test_logits_agree_with_the_numpy_executor(shape: TinyShape) -> None:
     prompt = random_prompt(70, seed=2, vocab_size=shape.vocab_size)
     step = one_request_step(prompt)
     want = ReferenceExecutor(program, 8, np.float64).logits(step, all_rows=True)["a"]
-    got = make_executor(program).logits(step, all_rows=True)["a"]
+    executor = make_executor(program)
+    got = executor.logits(step, all_rows=True)["a"]
     assert got.shape == want.shape
-    # Keys and values are halves: 11 bits of mantissa.
-    np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
+    # Keys and values are halves, 11 bits of precision, or bf16, 8 bits.
+    error = 1.6e-2 if executor.isa == "amx" else 2e-3
+    np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "amx"])
 def test_every_instruction_set_gives_the_same_bits(program: Program, isa: str) -> None:
     step = one_request_step(random_prompt(50, seed=3))
     portable = make_executor(program, isa="portable").logits(step, all_rows=True)["a"]
