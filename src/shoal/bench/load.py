@@ -22,7 +22,7 @@ from shoal.bench.workload import WorkloadRequest
 REFUSED = "refused"  # status 429: the server said no at once, as it should when its queue is full
 
 # How long before it is due a request gets its connection: longer than it takes to open one.
-PREPARE_SECONDS = 0.25
+PREPARE_SECONDS = 0.1
 
 OnEnd = Callable[[int, int], None]  # is told how many requests have ended, and how many there are
 
