@@ -36,6 +36,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, ThreadPool& pool, u
 void Forward::reserve(int64_t rows) {
   rows = std::max(rows, kMaxLogitRows);
   for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].reserve(rows * strides_[i]);
+  for (const Linear& linear : model_.linears()) prepared_.reserve(linear.prepared_bytes(rows));
 }
 
 void Forward::compute_rows(const Batch& batch) {
@@ -57,18 +58,18 @@ void Forward::run_stage(const Stage& stage, const RowSet& set) {
       Overloaded{
           [&](const std::vector<RowOp>& ops) { run_rows(ops, set); },
           [&](const LinearOp& op) {
-            model_.linears()[op.linear].forward(pool_, op.precision, at(op.x, 0),
-                                                strides_[op.x.buffer], set.count, at(op.out, 0),
-                                                strides_[op.out.buffer]);
+            model_.linears()[op.linear].multiply(pool_, linear_input(op.x, op.precision, set),
+                                                 prepared_.data(), at(op.out, 0),
+                                                 strides_[op.out.buffer]);
           },
           [&](const AttentionOp& op) {
             plans_[op.heads].run(pool_, at(op.q, 0), strides_[op.q.buffer], kv_, op.layer,
                                  at(op.out, 0), strides_[op.out.buffer]);
           },
           [&](const LogitsOp& op) {
-            model_.linears()[op.linear].forward(pool_, Precision::kInt12, at(op.x, 0),
-                                                strides_[op.x.buffer], set.count, logits_.data(),
-                                                logits_stride_);
+            model_.linears()[op.linear].multiply(pool_,
+                                                 linear_input(op.x, Precision::kInt12, set),
+                                                 prepared_.data(), logits_.data(), logits_stride_);
           },
       },
       stage);
@@ -131,6 +132,11 @@ void Forward::run_row(const AddOp& op, const RowSet&, int64_t row) {
 void Forward::run_row(const SelectRowsOp& op, const RowSet& set, int64_t row) {
   std::memcpy(at(op.out, row), at(op.x, set.rows[row]),
               static_cast<std::size_t>(op.x.width) * sizeof(float));
+}
+
+void Forward::run_row(const PrepareOp& op, const RowSet& set, int64_t row) {
+  model_.linears()[op.linear].prepare(linear_input(op.x, op.precision, set), row, row + 1,
+                                      prepared_.data());
 }
 
 }  // namespace shoal

@@ -59,6 +59,10 @@ class Forward {
   void run_row(const GatedActivationOp& op, const RowSet& set, int64_t row);
   void run_row(const AddOp& op, const RowSet& set, int64_t row);
   void run_row(const SelectRowsOp& op, const RowSet& set, int64_t row);
+  void run_row(const PrepareOp& op, const RowSet& set, int64_t row);
+  LinearInput linear_input(const View& x, Precision precision, const RowSet& set) {
+    return {at(x, 0), strides_[x.buffer], set.count, precision};
+  }
 
   const Model& model_;
   const Kernels& kernels_;
@@ -67,6 +71,7 @@ class Forward {
   std::vector<int64_t> strides_;
   std::vector<AlignedBuffer<float>> buffers_;
   std::vector<AttentionPlan> plans_;  // one for each of the model's attention_heads
+  AlignedBuffer<uint8_t> prepared_;  // the input of the next linear layer
   AlignedBuffer<float> logits_;
   int64_t logits_stride_;
 };

@@ -13,10 +13,11 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-#if defined(__AMX_BF16__)
-    .linear = &kAmxLinearKernels,
-#else
     .linear = &kLinearKernels,
+#if defined(__AMX_BF16__)
+    .tiles = &kTileKernels,
+#else
+    .tiles = nullptr,
 #endif
     .rms_norm = rms_norm,
     .rope = rope,

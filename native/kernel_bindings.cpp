@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "aligned_buffer.h"
 #include "attention.h"
 #include "bindings.h"
 #include "kernels.h"
@@ -127,10 +128,16 @@ FloatResult linear(const std::string& isa, int num_threads, const std::string& s
                    bool wide) {
   const auto inputs = static_cast<int64_t>(x.size()) / rows;
   require_size(x.size(), rows * inputs, "x");
-  const Linear layer({storage_type, weights.data(), outputs, inputs}, isa_from_name(isa.c_str()));
+  Arena arena;
+  const Linear layer({storage_type, weights.data(), outputs, inputs}, isa_from_name(isa.c_str()),
+                     arena);
   ThreadPool pool(num_threads);
   std::vector<float> y(static_cast<std::size_t>(rows * outputs));
-  layer.forward(pool, wide ? Precision::kInt12 : Precision::kInt8, x.data(), inputs, rows, y.data(), outputs);
+  const LinearInput input{x.data(), inputs, rows, wide ? Precision::kInt12 : Precision::kInt8};
+  AlignedBuffer<uint8_t> prepared;
+  prepared.reserve(layer.prepared_bytes(rows));
+  layer.prepare(input, 0, rows, prepared.data());
+  layer.multiply(pool, input, prepared.data(), y.data(), outputs);
   return to_result(std::move(y));
 }
 

@@ -10,6 +10,7 @@
 
 #include "isa.h"
 #include "linear_table.h"
+#include "tile_table.h"
 
 namespace shoal {
 
@@ -65,6 +66,7 @@ inline constexpr int kWeightBlock = 512;  // weights summed together by exp_weig
 
 struct Kernels {
   const LinearKernels* linear;
+  const TileKernels* tiles;  // AMX alone; null otherwise
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight over n columns.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t n, float epsilon);

@@ -1,14 +1,17 @@
-// Linear layers over weights packed at load: y[row] = W x[row] + b.
+// Linear layers over weights packed at load: y[row] = W x[row].
 //
-// A row's result depends on that row alone: activations are quantised per row in groups of 32
-// columns, to 8 bits, or to 12 where a model is most sensitive; products are summed exactly as int32 inside a group, and groups are added in ascending
-// order in fp32. Every instruction set and every batch size gives the same bits.
+// A row's result depends on that row alone, whatever the batch and the number of threads. Quantised
+// weights are multiplied in one of two ways, whose bits differ:
+// - with integers, on all instruction sets but AMX, alike on each (packed_linear.cpp, linear_kernels.h);
+// - in bf16, on AMX (tile_linear.cpp, linear_amx_kernels.h).
+// Dense weights are multiplied in fp32 everywhere.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "arena.h"
 #include "isa.h"
 
 namespace shoal {
@@ -23,33 +26,51 @@ struct WeightSource {
   int64_t inputs;
 };
 
-// Bits of the quantised activations; formats that aren't quantised ignore it.
+// Bits of the activations where they are multiplied as integers; else without effect.
 enum class Precision { kInt8, kInt12 };
+
+// Rows of fp32 activations: row r begins at x + r * stride.
+struct LinearInput {
+  const float* x;
+  int64_t stride;
+  int64_t rows;
+  Precision precision;
+};
 
 class Linear {
  public:
-  // Packs `source` for `isa`. Throws std::invalid_argument for an unknown type or shape.
-  Linear(const WeightSource& source, Isa isa);
+  // Packs `source` for `isa` into memory of the arena, which must outlive it. Throws std::invalid_argument for an unknown type or shape.
+  Linear(const WeightSource& source, Isa isa, Arena& arena);
   ~Linear();
   Linear(Linear&&) noexcept;
 
   int64_t outputs() const;
   int64_t inputs() const;
 
-  // y[r * y_stride + n] = sum_k W[n][k] x[r * x_stride + k] for r in [0, rows), n in [0, outputs).
-  // Runs on all threads of the pool; the caller is one of them.
-  void forward(ThreadPool& pool, Precision precision, const float* x, int64_t x_stride,
-               int64_t rows, float* y, int64_t y_stride) const;
+  // Bytes of `rows` prepared rows; 0 where the kernels read fp32.
+  int64_t prepared_bytes(int64_t rows) const;
 
-  // out[k] = W[row][k], dequantised: the embedding look-up. Exact.
+  // Prepares the rows [begin, end) of the input for `multiply`; parts may be prepared by several
+  // threads at once. `prepared` has prepared_bytes(input.rows), aligned to 64.
+  void prepare(const LinearInput& input, int64_t begin, int64_t end, uint8_t* prepared) const;
+
+  // y[r * y_stride + n] = sum_k W[n][k] x[r][k] for all rows of a prepared input and n in [0, outputs).
+  // Runs on all threads of the pool; the caller is one of them.
+  void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
+                int64_t y_stride) const;
+
+  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants are rounded to
+  // half precision; all else is exact.
   void dequantize_row(int64_t row, float* out) const;
 
   // Bytes that one forward pass reads.
   int64_t packed_bytes() const;
 
+  // How one way of multiplying packs and works.
+  class Implementation;
+
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Implementation> implementation_;
 };
 
 }  // namespace shoal

@@ -1,17 +1,23 @@
-// Matrix products on AMX int8 tiles: 16 rows x 16 columns x one group at a time.
+// Matrix products on AMX bf16 tiles.
 //
-// The tile unit replaces the integer sums of linear_kernels.h, which are exact in any order; the fp32
-// part is the same, so the bits are too.
+// Canonical arithmetic of one output: the weight d (q - zero) + m is computed in half precision, rounded to
+// nearest even, and cut to bf16; the activation is rounded to bf16; the tile unit adds the products of 32
+// columns at a time to an fp32 sum, groups ascending. Inside a group it keeps two sums, of the even
+// and of the odd columns. So a row's result is the same however many rows or tiles go together.
+//
+// A half keeps five bits of exponent where bf16 has eight. Moving its bits three places to the right is
+// therefore a bf16 of 2^-112 times the value; the factor of the activations makes up for it.
 #pragma once
 
 #include "linear_kernels.h"
+#include "tile_table.h"
 
 #if defined(__AMX_BF16__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-inline constexpr int kAmxRows = 16;
-inline constexpr int kAmxSmallestTail = 9;  // fewer rows are cheaper without tiles
+inline constexpr int kTileRowsMax = 16;
+inline constexpr int kTileBytes = 1024;  // 16 rows of 32 bf16
 
 // Layout of Intel's tile configuration, palette 1.
 struct alignas(64) TileConfig {
@@ -22,176 +28,219 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// How a format meets the tile unit. Weights are signed (q - zero), or unsigned without a zero point.
-// Wide activations of weights of 4 bits take one product of double depth: coarse parts times 16 w, and
-// fine parts times w; of weights of 8 bits, where 16 w doesn't fit a byte, two products.
-template <typename F, bool kWide>
-struct TileShape {
-  static constexpr bool kSigned = F::kZero != 0;
-  static constexpr bool kJoined = kWide && F::kBits == 4;
-  static constexpr bool kTwice = kWide && !kJoined;
-  static constexpr int kColumns = kGroup / F::kHalves;  // of the input, in one product
-  static constexpr int kDepth = kJoined ? 2 * kColumns : kColumns;
-  static constexpr int kGroupBytes = kWide ? 2 * kGroup : kGroup;
-};
-
-// A tile unpacked for the tile unit, with fp32 scales.
-template <typename F, bool kWide>
-struct TileWeights {
-  using Shape = TileShape<F, kWide>;
-  const uint8_t* quants;  // [groups][8][16][4], or joined [groups][2][8][16][4]: 16 w, then w
-  const float* scales;    // [groups][kHalves][16]
-  const float* mins;      // [groups][16]
-
-  TileWeights(const PackedMatrix& w, int64_t tile, uint8_t* scratch) {
-    const UnpackedTile<F> unpacked(w, tile, scratch);
-    quants = unpacked.quants;
-    scales = unpacked.scales;
-    mins = unpacked.mins;
-    if constexpr (!Shape::kSigned && !Shape::kJoined) return;
-    uint8_t* out = scratch + gemm_scratch_bytes(w.inputs) / 3;  // two thirds are left
-    quants = out;
-    const __m512i zero = _mm512_set1_epi8(static_cast<char>(F::kZero));
-    for (int64_t g = 0; g < w.groups(); ++g) {
-      for (int j = 0; j < 8; ++j) {
-        const Bytes q = load_bytes(unpacked.quants + (8 * g + j) * 64);
-        const Bytes bytes = _mm512_sub_epi8(q, zero);
-        if constexpr (Shape::kJoined) {
-          // Of 4 bits each: shifting 16-bit lanes lets no bit cross into the neighbour but sign bits.
-          const Bytes high = _mm512_and_si512(_mm512_slli_epi16(bytes, 4), _mm512_set1_epi8(-16));
-          store_bytes(out + (16 * g + j) * 64, high);
-          store_bytes(out + (16 * g + j + 8) * 64, bytes);
-        } else {
-          store_bytes(out + (8 * g + j) * 64, bytes);
-        }
-      }
-    }
-  }
-};
-
-// Integer sums of 16 rows x 16 columns over one product: dots[r][c] = sum_k x q. Tile registers are part
-// of the instruction, hence a macro.
-#define SHOAL_TILE_DOTS(dots_tile, x_tile, w_tile, x, x_stride, dots) \
-  do {                                                                \
-    _tile_zero(dots_tile);                                            \
-    _tile_loadd(x_tile, x, x_stride);                                 \
-    if constexpr (Shape::kSigned) {                                   \
-      _tile_dpbssd(dots_tile, x_tile, w_tile);                        \
-    } else {                                                          \
-      _tile_dpbsud(dots_tile, x_tile, w_tile);                        \
-    }                                                                 \
-    _tile_stored(dots_tile, dots, 64);                                \
-  } while (false)
-
-struct alignas(64) TileSums {
-  int32_t q[kAmxRows * kTile];
-  int32_t fine[kAmxRows * kTile];
-};
-
-// Rows `row` to `row + 15`, of which `valid` are stored; the others are padding.
-template <typename F, bool kWide>
-void multiply_tile_rows(const GemmArgs& args, const TileWeights<F, kWide>& w, int64_t tile,
-                        int64_t row, int64_t valid) {
-  using Shape = TileShape<F, kWide>;
-  constexpr int H = F::kHalves;
-  const int64_t groups = args.w->groups(), x_stride = groups * Shape::kGroupBytes;
-  const int8_t* x = args.x.q + row * x_stride;
-  const GroupFactors* factors = args.x.factors + row / kRowPadding * groups;
-  TileSums sums[2];
-  Vec acc[kAmxRows];
-#pragma GCC unroll 16
-  for (Vec& a : acc) a = Vec::zero();
-  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {  // i: (half) group
-    const int8_t* xs = x + i / H * Shape::kGroupBytes + i % H * Shape::kColumns;
-    const uint8_t* ws = w.quants + i * (Shape::kDepth * kTile);
-    if (i % 2 == 0) {
-      _tile_loadd(2, ws, 64);
-      SHOAL_TILE_DOTS(0, 1, 2, xs, x_stride, sums[0].q);
-      if constexpr (Shape::kTwice) SHOAL_TILE_DOTS(6, 7, 2, xs + kGroup, x_stride, sums[0].fine);
-    } else {
-      _tile_loadd(5, ws, 64);
-      SHOAL_TILE_DOTS(3, 4, 5, xs, x_stride, sums[1].q);
-      if constexpr (Shape::kTwice) SHOAL_TILE_DOTS(6, 7, 5, xs + kGroup, x_stride, sums[1].fine);
-    }
-  };
-  // The tile unit works one group ahead of the fp32 part.
-  multiply(0);
-  for (int64_t i = 0; i < groups * H; ++i) {
-    if (i + 1 < groups * H) multiply(i + 1);
-    const int64_t g = i / H;
-    const GroupFactors& f = factors[g];
-    const TileSums& current = sums[i % 2];
-    const Vec d = Vec::load(w.scales + i * kTile);
-    const Vec m = F::kHasMin ? Vec::load(w.mins + g * kTile) : Vec::zero();
-#pragma GCC unroll 16
-    for (int r = 0; r < kAmxRows; ++r) {
-      Int sum = Int::load(current.q + r * kTile);
-      if constexpr (Shape::kTwice) sum = sum.times_16() + Int::load(current.fine + r * kTile);
-      acc[r] = fma(sum.to_float(), d * Vec::broadcast(f.scale[r]), acc[r]);
-      if constexpr (F::kHasMin) acc[r] = fma(m, Vec::broadcast(f.scaled_sum[r]), acc[r]);
-    }
-  }
-  const int64_t column = tile * kTile;
-  float* y = args.y + row * args.y_stride + column;
-#pragma GCC unroll 16
-  for (int r = 0; r < kAmxRows; ++r) {
-    if (r < valid) store_tile(acc[r], y + r * args.y_stride, args.w->outputs - column);
-  }
-}
-
-// Rows up to `row_end` on the tile unit.
-template <typename F, bool kWide>
-void gemm_amx_tiles(const GemmArgs& args, int64_t row_end) {
-  using Shape = TileShape<F, kWide>;
+// Sums in tiles 0 to 3, activations in 4 and 5, of `rows` rows each; weights in 6 and 7.
+inline void configure_tiles(int64_t rows) {
   TileConfig config;
-  for (const int dots : {0, 3, 6}) {
-    config.rows[dots] = config.rows[dots + 1] = kAmxRows;
-    config.bytes_per_row[dots] = 64;
-    config.bytes_per_row[dots + 1] = Shape::kDepth;
-  }
-  for (const int weights : {2, 5}) {
-    config.rows[weights] = Shape::kDepth / 4;
-    config.bytes_per_row[weights] = 64;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.bytes_per_row[tile] = 64;
+    config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : 16);
   }
   // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
-  for (int64_t tile = args.tile_begin; tile < args.tile_end; ++tile) {
-    if (tile * kTile >= args.w->outputs) continue;
-    const TileWeights<F, kWide> w(*args.w, tile, args.scratch);
-    for (int64_t row = args.row_begin; row < row_end; row += kAmxRows) {
-      const int64_t left = row_end - row;
-      multiply_tile_rows<F, kWide>(args, w, tile, row, left < kAmxRows ? left : kAmxRows);
+}
+
+// Weights in half precision as bf16 of 2^-112 times their value.
+SHOAL_INLINE __m512i cut_to_bf16(__m512h w) {
+  const __m512i moved = _mm512_srai_epi16(_mm512_castph_si512(w), 3);
+  return _mm512_and_si512(moved, _mm512_set1_epi16(static_cast<int16_t>(0x8fff)));
+}
+
+// The 16 halves at `p`, each twice.
+SHOAL_INLINE __m512h load_twice(const uint8_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m512i lanes = _mm512_cvtepu16_epi32(halves);
+  return _mm512_castsi512_ph(_mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16)));
+}
+
+// The 16 values of a quant of 4 bits, twice: a permutation looks at five bits of its index.
+template <int kZero>
+SHOAL_INLINE __m512i nibble_values() {
+  const __m512i places = _mm512_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 15,
+                                          14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_castph_si512(
+      _mm512_cvtepi16_ph(_mm512_sub_epi16(places, _mm512_set1_epi16(kZero))));
+}
+
+// Unpacks one tile of one group: 16 rows of 64 bytes.
+template <typename F>
+SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
+  constexpr int kQuantBytes = F::kBits == 4 ? 256 : 512;
+  const uint8_t* scales = packed + kQuantBytes;
+  const __m512h d[2] = {load_twice(scales), load_twice(scales + 32 * (F::kHalves - 1))};
+  const __m512h m = F::kHasMin ? load_twice(scales + 32 * F::kHalves) : _mm512_setzero_ph();
+  const auto finish = [&](__m512h q, int row) __attribute__((always_inline)) {
+    const __m512h scale = d[row / 8];
+    const __m512h w = F::kHasMin ? _mm512_fmadd_ph(q, scale, m) : _mm512_mul_ph(q, scale);
+    _mm512_store_si512(out + row * 64, cut_to_bf16(w));
+  };
+  if constexpr (F::kBits == 4) {
+    const __m512i values = nibble_values<F::kZero>();
+    for (int t = 0; t < 4; ++t) {
+      const __m512i line = _mm512_loadu_si512(packed + t * 64);
+      const auto look_up = [&](__m512i index) __attribute__((always_inline)) {
+        return _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, values));
+      };
+      finish(look_up(line), 4 * t);
+      finish(look_up(_mm512_srli_epi16(line, 4)), 4 * t + 1);
+      finish(look_up(_mm512_srli_epi16(line, 8)), 4 * t + 2);
+      finish(look_up(_mm512_srli_epi16(line, 12)), 4 * t + 3);
+    }
+  } else {
+    for (int row = 0; row < 16; ++row) {
+      const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + row * 32));
+      finish(_mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(q)), row);
+    }
+  }
+}
+
+inline constexpr int64_t kFetchAhead = 2048;  // bytes of packed weights
+
+template <typename F>
+SHOAL_INLINE void unpack_pair(const uint8_t* packed, int64_t tile_bytes, uint8_t* out) {
+  for (int64_t byte = 0; byte < 2 * tile_bytes; byte += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchAhead), _MM_HINT_T0);
+  }
+  unpack_tile<F>(packed, out);
+  unpack_tile<F>(packed + tile_bytes, out + kTileBytes);
+}
+
+// The product of a pair of tiles with 16 rows or with twice as many; both tiles' outputs are stored.
+class TileStore {
+ public:
+  TileStore(const TileArgs& args, int64_t pair, int64_t tile_rows)
+      : args_(args), column_(pair * 2 * kTile), tile_rows_(tile_rows) {}
+
+  // Where the sums of rows from `row` on and tile `c` of the pair go; a partial tile goes by a buffer.
+  float* place(int64_t row, int c) {
+    return is_whole(c) ? args_.y + row * args_.y_stride + column_ + c * kTile : partial_;
+  }
+  int64_t stride_bytes(int c) const {
+    return is_whole(c) ? args_.y_stride * static_cast<int64_t>(sizeof(float)) : 64;
+  }
+  void finish(int64_t row, int c) {
+    if (is_whole(c)) return;
+    const int64_t columns = args_.w->outputs - column_ - c * kTile;
+    for (int64_t r = 0; r < tile_rows_; ++r) {
+      float* y = args_.y + (row + r) * args_.y_stride + column_ + c * kTile;
+      for (int64_t i = 0; i < columns; ++i) y[i] = partial_[r * kTile + i];
+    }
+  }
+
+ private:
+  bool is_whole(int c) const { return column_ + (c + 1) * kTile <= args_.w->outputs; }
+
+  const TileArgs& args_;
+  int64_t column_, tile_rows_;
+  alignas(64) float partial_[kTileRowsMax * kTile];
+};
+
+// Stores the sums of tile register `sums` for the rows from `row` on and tile `c`.
+#define SHOAL_STORE_TILE(store, sums, row, c)                              \
+  do {                                                                     \
+    _tile_stored(sums, (store).place(row, c), (store).stride_bytes(c));    \
+    (store).finish(row, c);                                                \
+  } while (false)
+
+// Adds the products of one group to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
+template <bool kTwo>
+SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t stride,
+                                 const uint8_t* w) {
+  _tile_loadd(6, w, 64);
+  _tile_loadd(4, x0, stride);
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (kTwo) {
+    _tile_loadd(5, x1, stride);
+    _tile_dpbf16ps(2, 5, 6);
+  }
+  _tile_loadd(7, w + kTileBytes, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
+}
+
+// Multiplies the row tiles that begin at the rows `first` and `second` with a pair of tiles. kUnpack: the
+// pair is unpacked on the way, a group ahead of its use, at its index & `places` of the scratch; else all of
+// it lies there.
+template <typename F, bool kTwo, bool kUnpack>
+void multiply_row_tiles(const TileArgs& args, int64_t pair, TileStore& store, int64_t first,
+                        int64_t second, int64_t places) {
+  constexpr int64_t kAhead = kUnpack ? 1 : 0;
+  const int64_t groups = args.w->groups(), tile_bytes = args.w->tile_bytes;
+  const int64_t stride = args.x_stride * 2;
+  const uint8_t* packed = args.w->pair(pair);
+  const auto* x0 = reinterpret_cast<const uint8_t*>(args.x + first * args.x_stride);
+  const auto* x1 = reinterpret_cast<const uint8_t*>(args.x + second * args.x_stride);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwo) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  if constexpr (kUnpack) unpack_pair<F>(packed, tile_bytes, args.scratch);
+  for (int64_t g = 0; g < groups; ++g) {
+    if (kUnpack && g + kAhead < groups) {
+      unpack_pair<F>(packed + (g + kAhead) * 2 * tile_bytes, tile_bytes,
+                     args.scratch + ((g + kAhead) & places) * 2 * kTileBytes);
+    }
+    multiply_group<kTwo>(x0 + g * 64, x1 + g * 64, stride,
+                         args.scratch + (g & places) * 2 * kTileBytes);
+  }
+  SHOAL_STORE_TILE(store, 0, first, 0);
+  SHOAL_STORE_TILE(store, 1, first, 1);
+  if constexpr (kTwo) {
+    SHOAL_STORE_TILE(store, 2, second, 0);
+    SHOAL_STORE_TILE(store, 3, second, 1);
+  }
+}
+
+// All row tiles have the same number of rows, so that they share a configuration; the last one begins
+// early enough to be whole and computes some rows again.
+template <typename F>
+void gemm_amx(const TileArgs& args) {
+  constexpr int64_t kFewPlaces = 3, kAllPlaces = INT64_MAX;  // masks of a group's index
+  const int64_t rows = args.row_end - args.row_begin;
+  const int64_t tiles = (rows + kTileRowsMax - 1) / kTileRowsMax;
+  const int64_t tile_rows = (rows + tiles - 1) / tiles;
+  const auto first_row = [&](int64_t tile) {
+    const int64_t row = tile * tile_rows;
+    return args.row_begin + (row < rows - tile_rows ? row : rows - tile_rows);
+  };
+  const int64_t places = tiles <= 2 ? kFewPlaces : kAllPlaces;
+  configure_tiles(tile_rows);
+  for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
+    TileStore store(args, pair, tile_rows);
+    if (tiles == 1) {
+      multiply_row_tiles<F, false, true>(args, pair, store, first_row(0), first_row(0), places);
+      continue;
+    }
+    multiply_row_tiles<F, true, true>(args, pair, store, first_row(0), first_row(1), places);
+    int64_t tile = 2;
+    for (; tile + 2 <= tiles; tile += 2) {
+      multiply_row_tiles<F, true, false>(args, pair, store, first_row(tile), first_row(tile + 1),
+                                         places);
+    }
+    if (tile < tiles) {
+      multiply_row_tiles<F, false, false>(args, pair, store, first_row(tile), first_row(tile),
+                                          places);
     }
   }
   _tile_release();
 }
 
-template <typename F>
-void gemm_amx(const GemmArgs& args) {
-  const int64_t rows = args.row_end - args.row_begin;
-  const int64_t tail = rows % kAmxRows < kAmxSmallestTail ? rows % kAmxRows : 0;
-  const int64_t amx_end = args.row_end - tail;
-  if (amx_end > args.row_begin) {
-    if (args.x.wide) {
-      gemm_amx_tiles<F, true>(args, amx_end);
-    } else {
-      gemm_amx_tiles<F, false>(args, amx_end);
-    }
-  }
-  if (tail > 0) {
-    GemmArgs rest = args;
-    rest.row_begin = amx_end;
-    gemm_quantized<F>(rest);
+inline void round_row(const float* x, int64_t inputs, float factor, uint16_t* out) {
+  const __m512 f = _mm512_set1_ps(factor);
+  for (int64_t k = 0; k < inputs; k += kGroup) {
+    const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(x + k), f);
+    const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(x + k + kLanes), f);
+    const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+    _mm512_storeu_si512(out + k, reinterpret_cast<const __m512i&>(both));
   }
 }
 
-inline constexpr LinearKernels kAmxLinearKernels = {
-    {{&quantize_rows<false, false>, &quantize_rows<false, true>},
-     {&quantize_rows<true, false>, &quantize_rows<true, true>}},
+inline constexpr TileKernels kTileKernels = {
+    round_row,
     {&gemm_amx<Q4_1>, &gemm_amx<Q4_0>, &gemm_amx<Q8_0>, &gemm_amx<Q4_K>, &gemm_amx<Q5_K>,
-     &gemm_amx<Q6_K>, &gemm_dense<Format::kF32>, &gemm_dense<Format::kF16>,
-     &gemm_dense<Format::kBF16>}};
+     &gemm_amx<Q6_K>}};
 
 }  // namespace shoal::SHOAL_ISA_NAMESPACE
 

@@ -69,6 +69,7 @@ SHOAL_ALWAYS_INLINE constexpr int64_t gemm_scratch_bytes(int64_t inputs) {
   return 3 * kTile * (inputs + inputs / kGroup * 3 * static_cast<int64_t>(sizeof(float)));
 }
 
+inline constexpr int kNumQuantizedFormats = 6;
 inline constexpr int kNumFormats = 9;
 
 struct LinearKernels {

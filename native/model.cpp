@@ -45,7 +45,7 @@ int64_t Model::add_buffer(int64_t columns) {
 }
 
 int64_t Model::add_linear(const WeightSource& source) {
-  linears_.emplace_back(source, isa_);
+  linears_.emplace_back(source, isa_, weights_);
   return static_cast<int64_t>(linears_.size()) - 1;
 }
 
@@ -113,6 +113,7 @@ void Model::linear(View x, View out, int64_t linear, Precision precision) {
   require(x.buffer != out.buffer, "linear can't work in place");
   read(x, "the input of linear");
   write(out, "the output of linear");
+  append(PrepareOp{x, linear, precision});
   append_stage(LinearOp{x, out, linear, precision});
 }
 
@@ -195,6 +196,7 @@ void Model::logits(View x, int64_t linear) {
           "logits needs a row for each token of the vocabulary");
   read(x, "the input of logits");
   require(!complete_, "logits must be the last op");
+  append(PrepareOp{x, linear, Precision::kInt12});
   append_stage(LogitsOp{x, linear});
   complete_ = true;
 }

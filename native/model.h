@@ -51,8 +51,14 @@ struct AddOp {
 struct SelectRowsOp {
   View x, out;
 };
+// Prepares x for the linear layer that follows.
+struct PrepareOp {
+  View x;
+  int64_t linear;
+  Precision precision;
+};
 using RowOp = std::variant<EmbedOp, RmsNormOp, AddBiasOp, RopeOp, WriteKvOp, GatedActivationOp,
-                           AddOp, SelectRowsOp>;
+                           AddOp, SelectRowsOp, PrepareOp>;
 
 struct LinearOp {
   View x, out;
@@ -133,6 +139,7 @@ class Model {
   std::vector<float> rope_cos_, rope_sin_;
   std::vector<int64_t> buffer_columns_;
   std::vector<Rows> buffer_rows_;  // which rows the buffer holds at this point of the program
+  Arena weights_;
   std::vector<Linear> linears_;
   std::vector<AttentionHeads> attention_heads_;
   std::vector<Stage> body_, tail_;

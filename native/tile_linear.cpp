@@ -1,0 +1,221 @@
+// Quantised weights packed for AMX tiles of bf16; the layout is described in tile_table.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "aligned_buffer.h"
+#include "kernels.h"
+#include "linear_implementation.h"
+#include "thread_pool.h"
+#include "tile_table.h"
+
+namespace shoal {
+namespace {
+
+// Weights are cut to bf16, which makes them smaller by 2^-8 / (2 ln 2) on average over a mantissa that is
+// distributed as those of products are; activations make up for it.
+constexpr float kCutCorrection = 1.0f + 0x1p-8f * 0.7213475f;
+constexpr int kCutExponent = 112;  // see linear_amx_kernels.h
+constexpr int kLargestExponent = 14;
+constexpr int kSmallestShift = -15;  // so that 2^(112 - shift) is a float
+constexpr int kLargestShift = 100;
+
+// Rows of one task: their activations stay in the second-level cache.
+constexpr int64_t kActivationBytes = 512 << 10;
+constexpr int64_t kTasksPerThread = 8;
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+bool has_nibbles(Format format) {
+  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ4_K;
+}
+bool has_min(Format format) {
+  return format == Format::kQ4_1 || format == Format::kQ4_K || format == Format::kQ5_K;
+}
+int halves(Format format) { return format == Format::kQ6_K ? 2 : 1; }
+int zero_point(Format format) {
+  constexpr std::array<int, kNumQuantizedFormats> kZero = {0, 8, 128, 0, 0, 32};
+  return kZero[static_cast<std::size_t>(format)];
+}
+int64_t quant_bytes(Format format) { return has_nibbles(format) ? 256 : 512; }
+
+// Where column k of an output lies in a tile: row k / 2, and the place of its 16 bits in that row.
+int64_t lane(int64_t output, int k) { return 2 * output + k % 2; }
+
+void put_half(uint8_t* to, int64_t index, float value) {
+  const uint16_t half = float_to_half_bits(value);
+  std::memcpy(to + 2 * index, &half, sizeof half);
+}
+
+float half_at(const uint8_t* from, int64_t index) {
+  uint16_t half;
+  std::memcpy(&half, from + 2 * index, sizeof half);
+  return half_bits_to_float(half);
+}
+
+class TileLinear final : public Linear::Implementation {
+ public:
+  TileLinear(Format format, const WeightSource& source, const TileKernels& kernels, Arena& arena);
+
+  int64_t outputs() const override { return matrix_.outputs; }
+  int64_t inputs() const override { return matrix_.inputs; }
+  int64_t packed_bytes() const override {
+    return matrix_.pairs * matrix_.groups() * 2 * matrix_.tile_bytes;
+  }
+  int64_t prepared_bytes(int64_t rows) const override {
+    return rows * x_stride() * static_cast<int64_t>(sizeof(uint16_t));
+  }
+  void prepare(const LinearInput& input, int64_t begin, int64_t end,
+               uint8_t* prepared) const override;
+  void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
+                int64_t y_stride) const override;
+  void dequantize_row(int64_t row, float* out) const override;
+
+ private:
+  // An odd number of cache lines, so that the rows of a tile fall into different sets of the cache.
+  int64_t x_stride() const { return round_up(matrix_.inputs, 64) + 32; }
+  void choose_shift(const WeightSource& source);
+  void pack_group(const DecodedGroup& group, int64_t output, int64_t g);
+  uint8_t* tile(int64_t output, int64_t g) const {
+    const int64_t t = (output / (2 * kTile) * matrix_.groups() + g) * 2 + output / kTile % 2;
+    return data_ + t * matrix_.tile_bytes;
+  }
+
+  TileMatrix matrix_{};
+  uint8_t* data_;
+  const TileKernels& kernels_;
+  float activation_factor_;
+};
+
+TileLinear::TileLinear(Format format, const WeightSource& source, const TileKernels& kernels,
+                       Arena& arena)
+    : kernels_(kernels) {
+  matrix_.format = format;
+  matrix_.outputs = source.outputs;
+  matrix_.inputs = source.inputs;
+  matrix_.pairs = round_up(source.outputs, 2 * kTile) / (2 * kTile);
+  matrix_.tile_bytes =
+      quant_bytes(format) + 2 * kTile * (halves(format) + (has_min(format) ? 1 : 0));
+  data_ = arena.allocate(packed_bytes());
+  matrix_.data = data_;
+  choose_shift(source);
+  const int64_t stride = row_bytes(format, source.inputs);
+  for (int64_t output = 0; output < source.outputs; ++output) {
+    const uint8_t* row = source.data + output * stride;
+    for (int64_t g = 0; g < matrix_.groups(); ++g) {
+      pack_group(decode_group(format, row, g), output, g);
+    }
+  }
+}
+
+void TileLinear::choose_shift(const WeightSource& source) {
+  const int zero = zero_point(matrix_.format);
+  const int levels = has_nibbles(matrix_.format) ? 15 : 255;
+  const auto largest_quant = static_cast<float>(std::max(zero, levels - zero));
+  const int64_t stride = row_bytes(matrix_.format, source.inputs);
+  float largest = 0.0f;
+  for (int64_t output = 0; output < source.outputs; ++output) {
+    for (int64_t g = 0; g < matrix_.groups(); ++g) {
+      const DecodedGroup group = decode_group(matrix_.format, source.data + output * stride, g);
+      for (const float scale : group.scale) {
+        largest = std::max(largest, std::fabs(scale) * largest_quant + std::fabs(group.min));
+      }
+    }
+  }
+  const bool usable = largest > 0.0f && std::isfinite(largest);
+  matrix_.shift =
+      usable ? std::clamp(kLargestExponent - std::ilogb(largest), kSmallestShift, kLargestShift)
+             : 0;
+  activation_factor_ = std::ldexp(kCutCorrection, kCutExponent - matrix_.shift);
+}
+
+void TileLinear::pack_group(const DecodedGroup& group, int64_t output, int64_t g) {
+  uint8_t* to = tile(output, g);
+  const int zero = zero_point(matrix_.format);
+  for (int k = 0; k < kGroup; ++k) {
+    const int row = k / 2;
+    if (has_nibbles(matrix_.format)) {
+      uint8_t* place = to + row / 4 * 64 + 2 * lane(output % kTile, k) + row % 4 / 2;
+      *place |= static_cast<uint8_t>(group.q[k] << (row % 2 * 4));
+    } else {
+      to[row * 32 + lane(output % kTile, k)] = static_cast<uint8_t>(group.q[k] - zero);
+    }
+  }
+  const float unit = std::ldexp(1.0f, matrix_.shift);
+  uint8_t* scales = to + quant_bytes(matrix_.format);
+  for (int half = 0; half < halves(matrix_.format); ++half) {
+    put_half(scales, half * kTile + output % kTile, group.scale[half] * unit);
+  }
+  if (has_min(matrix_.format)) {
+    put_half(scales, halves(matrix_.format) * kTile + output % kTile, group.min * unit);
+  }
+}
+
+void TileLinear::prepare(const LinearInput& input, int64_t begin, int64_t end,
+                         uint8_t* prepared) const {
+  auto* out = reinterpret_cast<uint16_t*>(prepared);
+  for (int64_t row = begin; row < end; ++row) {
+    kernels_.round_row(input.x + row * input.stride, matrix_.inputs, activation_factor_,
+                       out + row * x_stride());
+  }
+}
+
+void TileLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                          float* y, int64_t y_stride) const {
+  TileArgs args{};
+  args.w = &matrix_;
+  args.x = reinterpret_cast<const uint16_t*>(prepared);
+  args.x_stride = x_stride();
+  args.y = y;
+  args.y_stride = y_stride;
+  const int64_t most_rows =
+      std::max<int64_t>(32, kActivationBytes / (2 * matrix_.inputs) / 32 * 32);
+  const int64_t row_tasks = (input.rows + most_rows - 1) / most_rows;
+  const int64_t rows_per_task = round_up((input.rows + row_tasks - 1) / row_tasks, 32);
+  const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * kTasksPerThread;
+  const int64_t pairs_per_task = std::max<int64_t>(1, matrix_.pairs * row_tasks / wanted);
+  const int64_t column_tasks = (matrix_.pairs + pairs_per_task - 1) / pairs_per_task;
+  const auto gemm = kernels_.gemm[static_cast<int>(matrix_.format)];
+  pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
+    static thread_local AlignedBuffer<uint8_t> scratch;
+    TileArgs mine = args;
+    mine.scratch = scratch.reserve(tile_scratch_bytes(matrix_.inputs));
+    mine.row_begin = task / column_tasks * rows_per_task;
+    mine.row_end = std::min(input.rows, mine.row_begin + rows_per_task);
+    mine.pair_begin = task % column_tasks * pairs_per_task;
+    mine.pair_end = std::min(matrix_.pairs, mine.pair_begin + pairs_per_task);
+    if (mine.row_begin < mine.row_end) gemm(mine);
+  });
+}
+
+void TileLinear::dequantize_row(int64_t row, float* out) const {
+  const int zero = zero_point(matrix_.format);
+  const float unit = std::ldexp(1.0f, -matrix_.shift);
+  for (int64_t k = 0; k < matrix_.inputs; ++k) {
+    const uint8_t* from = tile(row, k / kGroup);
+    const int column = static_cast<int>(k % kGroup), tile_row = column / 2;
+    int q;
+    if (has_nibbles(matrix_.format)) {
+      const uint8_t both = from[tile_row / 4 * 64 + 2 * lane(row % kTile, column) + tile_row % 4 / 2];
+      q = (both >> (tile_row % 2 * 4) & 0x0f) - zero;
+    } else {
+      q = static_cast<int8_t>(from[tile_row * 32 + lane(row % kTile, column)]);
+    }
+    const uint8_t* scales = from + quant_bytes(matrix_.format);
+    const int half = halves(matrix_.format) == 2 ? column / 16 : 0;
+    out[k] = half_at(scales, half * kTile + row % kTile) * unit * static_cast<float>(q);
+    if (has_min(matrix_.format)) {
+      out[k] += half_at(scales, halves(matrix_.format) * kTile + row % kTile) * unit;
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Linear::Implementation> make_tile_linear(Format format,
+                                                         const WeightSource& source, Arena& arena) {
+  return std::make_unique<TileLinear>(format, source, *kernels_for(Isa::kAmx).tiles, arena);
+}
+
+}  // namespace shoal

@@ -1,0 +1,56 @@
+// Linear layers on AMX bf16 tiles: the packed weights, and what their kernels are given.
+#pragma once
+
+#include <cstdint>
+
+#include "linear_table.h"
+
+namespace shoal {
+
+// Weights packed for the tile unit, in groups of 32 columns of a pair of tiles (2 x 16 outputs):
+//
+//   [pairs][groups][2] { quants, scales: half [1 or 2][16], mins: half [16] where the format has them }
+//
+// A tile has 16 rows, row p being columns 2p and 2p + 1 of each output: 32 quants side by side.
+//   8 bits: quants [16][32] of int8, less the zero point;
+//   4 bits: quants [4][32] of 16 bits, of which line t holds row 4t + n in its bits 4n to 4n + 3.
+// Two scales are for columns 0 to 15 and 16 to 31 of a group. Scales and mins are the file's times 2^shift,
+// which keeps all weights in the range of half precision.
+struct TileMatrix {
+  Format format;
+  int64_t outputs;
+  int64_t inputs;
+  int64_t pairs;        // the last one may be partly padding
+  int64_t tile_bytes;   // of one tile and group
+  int shift;
+  const uint8_t* data;
+
+  SHOAL_ALWAYS_INLINE int64_t groups() const { return inputs / kGroup; }
+  SHOAL_ALWAYS_INLINE const uint8_t* pair(int64_t p) const {
+    return data + p * groups() * 2 * tile_bytes;
+  }
+};
+
+struct TileArgs {
+  const TileMatrix* w;
+  const uint16_t* x;  // bf16 [rows][x_stride]
+  int64_t x_stride;
+  int64_t row_begin, row_end;
+  int64_t pair_begin, pair_end;
+  float* y;  // [rows][outputs], stride y_stride
+  int64_t y_stride;
+  uint8_t* scratch;  // tile_scratch_bytes(inputs), aligned to 64; of the calling thread alone
+};
+
+// Room for a pair of tiles over all columns in bf16.
+SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t inputs) {
+  return 2 * kTile * inputs * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+struct TileKernels {
+  // out[k] = bf16(x[k] * factor), rounded to nearest even; inputs is a multiple of 32.
+  void (*round_row)(const float* x, int64_t inputs, float factor, uint16_t* out);
+  void (*gemm[kNumQuantizedFormats])(const TileArgs& args);  // indexed by Format
+};
+
+}  // namespace shoal
