@@ -9,144 +9,11 @@
 #pragma once
 
 #include "attention_kernels.h"
+#include "attention_tiles.h"
 
 #if defined(__AMX_BF16__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
-
-inline constexpr int kTileQueries = 16;    // rows of a tile
-inline constexpr int kDepth = 2 * kLanes;  // terms of a product; also bf16 of a line of a B tile
-inline constexpr int kTileHalves = kLanes * kDepth;
-
-SHOAL_INLINE __m256i to_bf16(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
-SHOAL_INLINE __m512i to_bf16(Vec low, Vec high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v));
-}
-
-// A block holds, for one KV head, K as [head_dim / 2][16 tokens][2 dimensions] and V as
-// [head_dim / 16][8][16 dimensions][2 tokens]: lines of B tiles of 16 columns.
-inline void write_kv_tiles(const float* k, const float* v, uint16_t* block, int64_t offset,
-                           int64_t head_dim) {
-  uint16_t* values = block + kLanes * head_dim + offset / 2 * kDepth;
-  const __mmask32 tokens = offset % 2 == 0 ? 0x55555555u : 0xaaaaaaaau;
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    alignas(32) uint32_t pairs[kLanes / 2];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), to_bf16(Vec::load(k + d)));
-    for (int i = 0; i < kLanes / 2; ++i) {
-      __builtin_memcpy(block + (d / 2 + i) * kDepth + 2 * offset, &pairs[i], sizeof pairs[i]);
-    }
-    const __m512i value = _mm512_cvtepu16_epi32(to_bf16(Vec::load(v + d)));
-    const __m512i twice = _mm512_or_si512(value, _mm512_slli_epi32(value, 16));
-    _mm512_mask_storeu_epi16(values + d * kLanes, tokens, twice);
-  }
-}
-
-// Layout of Intel's tile configuration, palette 1. Registers 0 to 3 accumulate; A is in 4 and 5, B in 6
-// and 7. Up to 16 rows fill four accumulators side by side; more take two rows of two.
-struct alignas(64) AttentionTileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {};
-
-  explicit AttentionTileConfig(int64_t queries) {
-    const bool one = queries <= kTileQueries;
-    const auto upper = static_cast<uint8_t>(one ? queries : kTileQueries);
-    const auto lower = static_cast<uint8_t>(one ? queries : queries - kTileQueries);
-    rows[0] = rows[1] = rows[4] = upper;
-    rows[2] = rows[3] = rows[5] = lower;
-    rows[6] = rows[7] = 16;
-  }
-  SHOAL_INLINE void load() const {
-    // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
-    asm volatile("" : : "r"(this) : "memory");
-    _tile_loadconfig(this);
-  }
-};
-
-// kRowTiles x kColumns accumulators. a and out have the rows one below the other, the given number of
-// bytes apart; b(i) is a B tile for column i; columns are side by side in `out`.
-template <int kRowTiles, int kColumns>
-struct Accumulators;
-
-template <int kColumns>
-struct Accumulators<1, kColumns> {
-  static SHOAL_INLINE void clear() {
-    _tile_zero(0);
-    if constexpr (kColumns > 1) _tile_zero(1);
-    if constexpr (kColumns > 2) _tile_zero(2);
-    if constexpr (kColumns > 3) _tile_zero(3);
-  }
-  template <typename B>
-  static SHOAL_INLINE void add(const uint16_t* a, int64_t a_bytes, B&& b) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(6, b(0), 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kColumns > 1) {
-      _tile_loadd(7, b(1), 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kColumns > 2) {
-      _tile_loadd(6, b(2), 64);
-      _tile_dpbf16ps(2, 4, 6);
-    }
-    if constexpr (kColumns > 3) {
-      _tile_loadd(7, b(3), 64);
-      _tile_dpbf16ps(3, 4, 7);
-    }
-  }
-  static SHOAL_INLINE void store(float* out, int64_t out_bytes) {
-    _tile_stored(0, out, out_bytes);
-    if constexpr (kColumns > 1) _tile_stored(1, out + kLanes, out_bytes);
-    if constexpr (kColumns > 2) _tile_stored(2, out + 2 * kLanes, out_bytes);
-    if constexpr (kColumns > 3) _tile_stored(3, out + 3 * kLanes, out_bytes);
-  }
-};
-
-template <int kColumns>
-struct Accumulators<2, kColumns> {
-  static SHOAL_INLINE void clear() {
-    _tile_zero(0);
-    _tile_zero(2);
-    if constexpr (kColumns > 1) _tile_zero(1);
-    if constexpr (kColumns > 1) _tile_zero(3);
-  }
-  template <typename B>
-  static SHOAL_INLINE void add(const uint16_t* a, int64_t a_bytes, B&& b) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(6, b(0), 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, a + kTileQueries * a_bytes / 2, a_bytes);
-    _tile_dpbf16ps(2, 5, 6);
-    if constexpr (kColumns > 1) {
-      _tile_loadd(7, b(1), 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  static SHOAL_INLINE void store(float* out, int64_t out_bytes) {
-    float* const lower = out + kTileQueries * out_bytes / 4;
-    _tile_stored(0, out, out_bytes);
-    _tile_stored(2, lower, out_bytes);
-    if constexpr (kColumns > 1) _tile_stored(1, out + kLanes, out_bytes);
-    if constexpr (kColumns > 1) _tile_stored(3, lower + kLanes, out_bytes);
-  }
-};
-
-// Calls step.operator()<Accumulators>(i) for the columns [begin, end), as many at once as there are
-// accumulators.
-template <int kRowTiles, typename Step>
-SHOAL_INLINE void for_columns(int64_t begin, int64_t end, Step&& step) {
-  constexpr int kMost = 4 / kRowTiles;
-  int64_t i = begin;
-  for (; i + kMost <= end; i += kMost) step.template operator()<Accumulators<kRowTiles, kMost>>(i);
-  if constexpr (kRowTiles == 1) {
-    if (end - i == 3) step.template operator()<Accumulators<1, 3>>(i);
-    if (end - i == 2) step.template operator()<Accumulators<1, 2>>(i);
-  }
-  if (end - i == 1) step.template operator()<Accumulators<kRowTiles, 1>>(i);
-}
 
 // 2^x for x <= 0, with a relative error of 7.5e-5 before rounding to bf16; 0 for -inf.
 SHOAL_INLINE Vec exp2_of_negative(Vec x) {
@@ -157,10 +24,10 @@ SHOAL_INLINE Vec exp2_of_negative(Vec x) {
   return {_mm512_scalef_ps(p.v, x.v)};  // p 2^floor(x)
 }
 
-// Scores of one row and the keys [first, last) of the chunk that it sees. Its weights replace them from
-// the first on, in half the space.
+// Scores and weights of one row and the keys [first, last) of the chunk that it sees.
 struct ScoreRow {
-  float* scores;  // [kChunkTokens]
+  float* scores;      // [kChunkTokens]
+  uint16_t* weights;  // [kChunkTokens]
   int64_t first, last;
 
   int64_t first_pair() const { return first / kDepth; }  // of blocks
@@ -206,11 +73,10 @@ struct ScoreRow {
     poison = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q) == 0 ? 0.0f : __builtin_nanf("");
   }
 
-  // Replaces the scores of the pairs [begin, end) by the weights exp((score - maximum) * scale).
+  // Writes the weights exp((score - maximum) * scale) for the pairs [begin, end).
   void weigh(float maximum, float scale, int64_t begin, int64_t end) const {
     const float log2_scale = scale * 1.44269504f;
     const Vec factor = Vec::broadcast(log2_scale), offset = Vec::broadcast(-maximum * log2_scale);
-    auto* const weights = reinterpret_cast<uint16_t*>(scores);
     clear(begin, first_pair());
     for (int64_t i = first_pair() * kDepth; i < end_pair() * kDepth; i += kDepth) {
       const Vec low = fma(Vec::load(scores + i), factor, offset);
@@ -221,13 +87,13 @@ struct ScoreRow {
   }
 
   void clear(int64_t begin, int64_t end) const {
-    auto* const weights = reinterpret_cast<uint16_t*>(scores);
     for (int64_t pair = begin; pair < end; ++pair) {
       _mm512_storeu_si512(weights + pair * kDepth, _mm512_setzero_si512());
     }
   }
 };
 
+// A B tile of ones.
 struct alignas(64) OnesTile {
   uint16_t halves[kTileHalves];
 
@@ -247,118 +113,158 @@ class TileAttention {
         first_(chunk_.first_key(0)),
         last_(chunk_.last_key(rows_ - 1)),
         depth_((shape.head_dim + kDepth - 1) / kDepth * kDepth),
+        weights_(reinterpret_cast<uint16_t*>(scratch.scores + kTileQueries * kChunkTokens)),
         values_(reinterpret_cast<uint16_t*>(scratch.blocks)),
-        queries_(values_ + kChunkTokens * shape.head_dim),
-        key_tails_(queries_ + kMostRows * depth_) {
+        keys_(values_ + kChunkTokens * shape.head_dim),
+        queries_(keys_ + kChunkTokens * depth_) {
     chunk_.first_block = first_ / kLanes;
     chunk_.last_block = (last_ + kLanes - 1) / kLanes;
     for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
       chunk_.blocks[b] = tile.kv + tile.block_table[index * kChunkBlocks + b] * shape.block_halves;
+      keys_of_[b] = chunk_.blocks[b];
     }
   }
 
   // Whether the states are right: with a value that isn't finite those rows that don't see it, but share
   // a tile with a row that does, are not (0 * NaN is NaN).
   bool run(float* states) {
-    load_key_tails();
-    const bool finite = load_values() || chunk_.tile.num_queries == 1;
+    if (!load_values() && chunk_.tile.num_queries > 1) return false;
+    load_keys();
     int64_t configured = 0;
-    for (int64_t row = 0; finite && row < rows_; row += kMostRows) {
-      const int64_t rows = rows_ - row < kMostRows ? rows_ - row : kMostRows;
-      if (rows != configured) AttentionTileConfig(rows).load();
-      configured = rows;
-      if (rows > kTileQueries) {
-        attend<2>(row, rows, states + row * chunk_.shape.state_floats());
+    for (int64_t row = 0, rows; row < rows_; row += rows) {
+      const int64_t left = rows_ - row;
+      rows = left >= kMostRows ? kMostRows : left < kTileQueries ? left : kTileQueries;
+      const int64_t tile_rows = rows < kTileQueries ? rows : kTileQueries;
+      if (tile_rows != configured) AttentionTileConfig(tile_rows).load();
+      configured = tile_rows;
+      float* const row_states = states + row * chunk_.shape.state_floats();
+      if (rows == kMostRows) {
+        attend<2>(row, rows, row_states);
       } else {
-        attend<1>(row, rows, states + row * chunk_.shape.state_floats());
+        attend<1>(row, rows, row_states);
       }
     }
     _tile_release();
-    return finite;
+    return true;
   }
 
  private:
   static constexpr int64_t kMostRows = 2 * kTileQueries;
+  static constexpr int64_t kWeightBytes = kChunkTokens * sizeof(uint16_t);
 
+  struct Pairs {  // of blocks
+    int64_t begin, end;
+  };
+
+  // Rows that are attended together: where they lie and what is known of their scores.
+  struct Rows {
+    int64_t count = 0;
+    const float* q[kMostRows];
+    int64_t first[kMostRows], last[kMostRows];  // keys seen, relative to the chunk
+    float maximum[kMostRows], poison[kMostRows];
+  };
+
+  Rows rows_from(int64_t row, int64_t count) const {
+    Rows rows;
+    int64_t head = row % chunk_.shape.group;
+    for (; rows.count < count; ++rows.count, ++row, ++head) {
+      const bool same_query = rows.count > 0 && head < chunk_.shape.group;
+      if (head == chunk_.shape.group) head = 0;
+      const int64_t r = rows.count;
+      rows.q[r] = same_query ? rows.q[r - 1] + chunk_.shape.head_dim : chunk_.query(row);
+      rows.first[r] = same_query ? rows.first[r - 1] : chunk_.first_key(row);
+      rows.last[r] = same_query ? rows.last[r - 1] : chunk_.last_key(row);
+    }
+    return rows;
+  }
+
+  // Scores are of 16 rows at a time, to stay in the L1 cache; values are read for 32 rows at once.
   template <int kRowTiles>
-  void attend(int64_t row, int64_t rows, float* states) {
-    const int64_t first_block = chunk_.first_key(row) / kLanes;
-    const int64_t end_block = (chunk_.last_key(row + rows - 1) + kLanes - 1) / kLanes;
-    const int64_t first_pair = first_block / 2, end_pair = (end_block + 1) / 2;
-    float maxima[kMostRows], poisons[kMostRows];
-    load_queries(row, rows);
-    score<kRowTiles>(first_block, end_block);
-    for (int64_t r = 0; r < rows; ++r) weigh(row, r, first_pair, end_pair, maxima[r], poisons[r]);
-    accumulate<kRowTiles>(first_pair, end_pair, states);
-    for (int64_t r = 0; r < rows; ++r, states += chunk_.shape.state_floats()) {
-      states[0] = maxima[r];
-      states[1] += poisons[r];
+  void attend(int64_t row, int64_t count, float* states) {
+    Rows rows = rows_from(row, count);
+    const int64_t first_block = rows.first[0] / kLanes;
+    const int64_t end_block = (rows.last[count - 1] + kLanes - 1) / kLanes;
+    const Pairs pairs{first_block / 2, (end_block + 1) / 2};
+    const int64_t tile_rows = count / kRowTiles;
+    for (int64_t r = 0; r < count; r += tile_rows) {
+      load_queries(rows, r, r + tile_rows);
+      score(first_block, end_block);
+      weigh(rows, r, r + tile_rows, pairs);
+    }
+    accumulate<kRowTiles>(pairs, states);
+    for (int64_t r = 0; r < count; ++r, states += chunk_.shape.state_floats()) {
+      states[0] = rows.maximum[r];
+      states[1] += rows.poison[r];
     }
   }
 
-  void load_queries(int64_t row, int64_t rows) {
-    uint16_t* out = queries_;
-    for (int64_t r = row; r < row + rows; ++r, out += depth_) {
-      const float* q = chunk_.query(r);
-      const auto store = [&](int64_t d, __m256i x) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d), x);
-      };
-      int64_t d = 0;
-      for (; d < chunk_.shape.head_dim; d += kLanes) store(d, to_bf16(Vec::load(q + d)));
-      if (d < depth_) store(d, _mm256_setzero_si256());
-    }
-  }
-
-  // Fills the last 16 dimensions of an odd multiple up with zeros: what follows them in a block are
-  // values, and those not written yet may be NaN.
-  void load_key_tails() {
-    const int64_t head_dim = chunk_.shape.head_dim;
-    if (head_dim == depth_) return;
-    for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
-      const uint16_t* const from = chunk_.blocks[b] + (head_dim - kLanes) * kLanes;
-      uint16_t* const to = key_tails_ + b * kTileHalves;
-      for (int i = 0; i < kTileHalves / 2; i += kDepth) {
-        _mm512_storeu_si512(to + i, _mm512_loadu_si512(from + i));
-        _mm512_storeu_si512(to + kTileHalves / 2 + i, _mm512_setzero_si512());
-      }
-    }
-  }
-
-  template <int kRowTiles>
-  void score(int64_t first_block, int64_t end_block) {
+  void load_queries(const Rows& rows, int64_t begin, int64_t end) {
     const int64_t whole = chunk_.shape.head_dim / kDepth * kDepth;
-    for_columns<kRowTiles>(first_block, end_block, [&]<typename C>(int64_t block) {
-      const uint16_t* const* k = chunk_.blocks + block;
-      C::clear();
+    uint16_t* out = queries_;
+    for (int64_t r = begin; r < end; ++r, out += depth_) {
+      const float* const q = rows.q[r];
       for (int64_t d = 0; d < whole; d += kDepth) {
+        _mm512_storeu_si512(out + d, to_bf16(Vec::load(q + d), Vec::load(q + d + kLanes)));
+      }
+      if (whole < depth_) _mm512_storeu_si512(out + whole, to_bf16(Vec::load(q + whole), Vec::zero()));
+    }
+  }
+
+  // Copies the keys together, filled up with zeros to whole products: what follows them in a block are
+  // values, and those not written yet may be NaN. Few rows read whole products in place.
+  void load_keys() {
+    const int64_t halves = chunk_.shape.head_dim * kLanes, padded = depth_ * kLanes;
+    if (rows_ <= kTileQueries && halves == padded) return;
+    for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
+      uint16_t* const to = keys_ + b * padded;
+      int64_t i = 0;
+      for (; i < halves; i += kDepth) {
+        _mm512_storeu_si512(to + i, _mm512_loadu_si512(chunk_.blocks[b] + i));
+      }
+      for (; i < padded; i += kDepth) _mm512_storeu_si512(to + i, _mm512_setzero_si512());
+      keys_of_[b] = to;
+    }
+  }
+
+  void score(int64_t first_block, int64_t end_block) {
+    for_columns<1>(first_block, end_block, [&]<typename C>(int64_t block) {
+      const uint16_t* const* k = keys_of_ + block;
+      C::clear();
+      for (int64_t d = 0; d < depth_; d += kDepth) {
         C::add(queries_ + d, 2 * depth_, [&](int i) { return k[i] + d * kLanes; });
       }
-      if (whole < depth_) {
-        const uint16_t* const tails = key_tails_ + block * kTileHalves;
-        C::add(queries_ + whole, 2 * depth_, [&](int i) { return tails + i * kTileHalves; });
-      }
-      C::store(chunk_.scores + block * kLanes, kScoreBytes);
+      C::store(chunk_.scores + block * kLanes, kChunkTokens * sizeof(float));
     });
   }
 
-  // Turns the scores of row + r into weights for the pairs of blocks [first_pair, end_pair).
-  void weigh(int64_t row, int64_t r, int64_t first_pair, int64_t end_pair, float& maximum,
-             float& poison) {
+  // Turns the scores of the rows [begin, end) into weights for some pairs of blocks.
+  void weigh(Rows& rows, int64_t begin, int64_t end, const Pairs& pairs) {
     const AttentionShape& shape = chunk_.shape;
-    const ScoreRow scores{chunk_.scores + r * kChunkTokens, chunk_.first_key(row + r),
-                          chunk_.last_key(row + r)};
-    if (scores.first >= scores.last) {
-      maximum = kMasked;
-      poison = 0.0f;
-      return scores.clear(first_pair, end_pair);
-    }
     const bool capped = shape.soft_cap > 0.0f;
     const float scale = capped ? 1.0f : shape.scale;
-    if (capped) scores.cap(shape.scale, shape.soft_cap);
-    scores.mask();
-    scores.summarize(maximum, poison);
-    scores.weigh(maximum, scale, first_pair, end_pair);
-    maximum *= scale;
+    const auto score_row = [&](int64_t r) __attribute__((always_inline)) {
+      return ScoreRow{chunk_.scores + (r - begin) * kChunkTokens, weights_ + r * kChunkTokens,
+                      rows.first[r], rows.last[r]};
+    };
+    // All maxima first: else each row would wait for its own.
+    for (int64_t r = begin; r < end; ++r) {
+      const ScoreRow row = score_row(r);
+      rows.maximum[r] = kMasked;
+      rows.poison[r] = 0.0f;
+      if (row.first >= row.last) continue;
+      if (capped) row.cap(shape.scale, shape.soft_cap);
+      row.mask();
+      row.summarize(rows.maximum[r], rows.poison[r]);
+    }
+    for (int64_t r = begin; r < end; ++r) {
+      const ScoreRow row = score_row(r);
+      if (row.first >= row.last) {
+        row.clear(pairs.begin, pairs.end);
+      } else {
+        row.weigh(rows.maximum[r], scale, pairs.begin, pairs.end);
+        rows.maximum[r] *= scale;
+      }
+    }
   }
 
   // Copies the values of each two blocks into B tiles of full depth; those that no row sees are zero,
@@ -416,14 +322,13 @@ class TileAttention {
 
   // Weights times ones, for the sums, then times values.
   template <int kRowTiles>
-  void accumulate(int64_t first_pair, int64_t end_pair, float* states) {
+  void accumulate(const Pairs& pairs, float* states) {
     const AttentionShape& shape = chunk_.shape;
-    const auto* const weights = reinterpret_cast<const uint16_t*>(chunk_.scores);
     for_columns<kRowTiles>(0, 1 + shape.head_dim / kLanes, [&]<typename C>(int64_t column) {
       C::clear();
-      for (int64_t pair = first_pair; pair < end_pair; ++pair) {
+      for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
         const uint16_t* const v = values_ + pair * kDepth * shape.head_dim;
-        C::add(weights + pair * kDepth, kScoreBytes, [&](int i) {
+        C::add(weights_ + pair * kDepth, kWeightBytes, [&](int i) {
           return column + i == 0 ? kOnes.halves : v + (column + i - 1) * kTileHalves;
         });
       }
@@ -431,15 +336,15 @@ class TileAttention {
     });
   }
 
-  static constexpr int64_t kScoreBytes = kChunkTokens * sizeof(float);
-
   Chunk<uint16_t> chunk_;
   int64_t rows_;
   int64_t first_, last_;  // keys that any row sees
   int64_t depth_;         // head_dim, rounded up to whole products
+  uint16_t* weights_;     // [32][kChunkTokens]
   uint16_t* values_;      // [pairs of blocks][head_dim / 16][16][16 dimensions][2 tokens]
-  uint16_t* queries_;     // [32][depth_]
-  uint16_t* key_tails_;   // [blocks][16][16 tokens][2 dimensions]
+  uint16_t* keys_;        // [blocks][depth_ / 2][16 tokens][2 dimensions]
+  uint16_t* queries_;     // [16][depth_]
+  const uint16_t* keys_of_[kChunkBlocks];  // where each block's keys are: in the KV buffer, or a copy
 };
 
 inline void attend_chunk_tiles(const AttentionShape& shape, const AttentionTile& tile, int64_t index,

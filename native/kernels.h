@@ -51,9 +51,9 @@ struct AttentionTile {
   const int32_t* block_table;
 };
 
-// Working memory of attend_chunk, 64-byte aligned.
+// Working memory of attend_chunk, 64-byte aligned. The kernels for AMX divide it in their own way.
 struct AttentionScratch {
-  float* scores;  // [rows][kChunkTokens]
+  float* scores;  // [rows][kChunkTokens], at least 32 rows
   float* blocks;  // [kChunkBlocks][2 * 16 * head_dim]: the chunk in fp32
 };
 
@@ -76,7 +76,7 @@ struct Kernels {
   void (*gated_silu)(const float* gate, const float* up, float* out, int64_t n);
   // x += y over n columns.
   void (*add)(float* x, const float* y, int64_t n);
-  // Stores k and v (head_dim floats) as halves at `offset` (0 to 15) of a block's K and V.
+  // Stores k and v (head_dim floats) at `offset` (0 to 15) of a block's K and V (kv_layout.h).
   void (*write_kv)(const float* k, const float* v, uint16_t* block, int64_t offset,
                    int64_t head_dim);
 
