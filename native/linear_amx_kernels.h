@@ -94,7 +94,7 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   }
 }
 
-inline constexpr int64_t kFetchAhead = 2048;  // bytes of packed weights
+inline constexpr int64_t kFetchAhead = 4096;  // bytes of packed weights
 
 template <typename F>
 SHOAL_INLINE void unpack_pair(const uint8_t* packed, int64_t tile_bytes, uint8_t* out) {

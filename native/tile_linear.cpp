@@ -23,7 +23,10 @@ constexpr int kLargestShift = 100;
 
 // Rows of one task: their activations stay in the second-level cache.
 constexpr int64_t kActivationBytes = 512 << 10;
-constexpr int64_t kTasksPerThread = 8;
+// Tasks of a thread: with few rows each must be long enough to be worth its hand-out.
+constexpr int64_t kFewRows = 32;
+constexpr int64_t kTasksOfFewRows = 3;
+constexpr int64_t kTasksOfManyRows = 8;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -173,8 +176,9 @@ void TileLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint
       std::max<int64_t>(32, kActivationBytes / (2 * matrix_.inputs) / 32 * 32);
   const int64_t row_tasks = (input.rows + most_rows - 1) / most_rows;
   const int64_t rows_per_task = round_up((input.rows + row_tasks - 1) / row_tasks, 32);
-  const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * kTasksPerThread;
-  const int64_t pairs_per_task = std::max<int64_t>(1, matrix_.pairs * row_tasks / wanted);
+  const int64_t tasks_each = input.rows <= kFewRows ? kTasksOfFewRows : kTasksOfManyRows;
+  const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * tasks_each;
+  const int64_t pairs_per_task = std::max<int64_t>(1, (matrix_.pairs * row_tasks + wanted - 1) / wanted);
   const int64_t column_tasks = (matrix_.pairs + pairs_per_task - 1) / pairs_per_task;
   const auto gemm = kernels_.gemm[static_cast<int>(matrix_.format)];
   pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
