@@ -128,8 +128,7 @@ class TileAttention {
   // Whether the states are right: with a value that isn't finite those rows that don't see it, but share
   // a tile with a row that does, are not (0 * NaN is NaN).
   bool run(float* states) {
-    if (!load_values() && chunk_.tile.num_queries > 1) return false;
-    load_keys();
+    if (!load() && chunk_.tile.num_queries > 1) return false;
     int64_t configured = 0;
     for (int64_t row = 0, rows; row < rows_; row += rows) {
       const int64_t left = rows_ - row;
@@ -210,20 +209,23 @@ class TileAttention {
     }
   }
 
-  // Copies the keys together, filled up with zeros to whole products: what follows them in a block are
-  // values, and those not written yet may be NaN. Few rows read whole products in place.
-  void load_keys() {
+  // Copies a block's keys, filled up with zeros to whole products: what follows them in the block are
+  // values, and those not written yet may be NaN. Few rows read whole products in place; they wait for
+  // memory, which is fastest where a block is read in order, so its keys are fetched before its values.
+  void load_keys(int64_t block) {
     const int64_t halves = chunk_.shape.head_dim * kLanes, padded = depth_ * kLanes;
-    if (rows_ <= kTileQueries && halves == padded) return;
-    for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
-      uint16_t* const to = keys_ + b * padded;
-      int64_t i = 0;
-      for (; i < halves; i += kDepth) {
-        _mm512_storeu_si512(to + i, _mm512_loadu_si512(chunk_.blocks[b] + i));
+    const uint16_t* const from = chunk_.blocks[block];
+    if (rows_ <= kTileQueries && halves == padded) {
+      for (int64_t i = 0; i < halves; i += kDepth) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
       }
-      for (; i < padded; i += kDepth) _mm512_storeu_si512(to + i, _mm512_setzero_si512());
-      keys_of_[b] = to;
+      return;
     }
+    uint16_t* const to = keys_ + block * padded;
+    int64_t i = 0;
+    for (; i < halves; i += kDepth) _mm512_storeu_si512(to + i, _mm512_loadu_si512(from + i));
+    for (; i < padded; i += kDepth) _mm512_storeu_si512(to + i, _mm512_setzero_si512());
+    keys_of_[block] = to;
   }
 
   void score(int64_t first_block, int64_t end_block) {
@@ -267,24 +269,25 @@ class TileAttention {
     }
   }
 
-  // Copies the values of each two blocks into B tiles of full depth; those that no row sees are zero,
-  // whatever lies there. Returns whether all are finite.
-  bool load_values() {
+  // Loads keys, and copies the values of each two blocks into B tiles of full depth; those that no row
+  // sees are zero, whatever lies there. Returns whether all values are finite.
+  bool load() {
     __m512i largest = _mm512_setzero_si512();
     const int64_t pair_halves = kDepth * chunk_.shape.head_dim;
     for (int64_t block = chunk_.first_block / 2 * 2; block < chunk_.last_block; block += 2) {
       uint16_t* const pair = values_ + block / 2 * pair_halves;
-      largest = _mm512_max_epu16(largest, load_block_values(block, pair));
-      largest = _mm512_max_epu16(largest, load_block_values(block + 1, pair + kTileHalves / 2));
+      largest = _mm512_max_epu16(largest, load_block(block, pair));
+      largest = _mm512_max_epu16(largest, load_block(block + 1, pair + kTileHalves / 2));
     }
     const __m512i infinity = _mm512_set1_epi16(static_cast<int16_t>(0x7f80 << 1));
     return _mm512_cmpge_epu16_mask(largest, infinity) == 0;
   }
 
-  // Returns in each lane the largest magnitude, as twice its bits.
-  __m512i load_block_values(int64_t block, uint16_t* out) {
+  // Returns in each lane the largest magnitude of the values, as twice its bits.
+  __m512i load_block(int64_t block, uint16_t* out) {
     const int64_t begin = block * kLanes, end = begin + kLanes;
     if (end <= first_ || last_ <= begin) return clear_values(out);
+    load_keys(block);
     if (first_ <= begin && end <= last_) {
       return copy_values(chunk_.blocks[block], out, [](int) { return ~0u; });
     }
