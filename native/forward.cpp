@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -36,7 +37,10 @@ Forward::Forward(const Model& model, const Kernels& kernels, ThreadPool& pool, u
 void Forward::reserve(int64_t rows) {
   rows = std::max(rows, kMaxLogitRows);
   for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].reserve(rows * strides_[i]);
-  for (const Linear& linear : model_.linears()) prepared_.reserve(linear.prepared_bytes(rows));
+  for (const Linear& linear : model_.linears()) {
+    prepared_.reserve(linear.prepared_bytes(rows));
+    next_prepared_.reserve(linear.prepared_bytes(rows));
+  }
 }
 
 void Forward::compute_rows(const Batch& batch) {
@@ -61,6 +65,12 @@ void Forward::run_stage(const Stage& stage, const RowSet& set) {
             model_.linears()[op.linear].multiply(pool_, linear_input(op.x, op.precision, set),
                                                  prepared_.data(), at(op.out, 0),
                                                  strides_[op.out.buffer]);
+          },
+          [&](const GatedLinearOp& op) {
+            model_.linears()[op.linear].multiply_gated(
+                pool_, linear_input(op.x, Precision::kInt8, set), prepared_.data(),
+                model_.linears()[op.next], next_prepared_.data());
+            std::swap(prepared_, next_prepared_);
           },
           [&](const AttentionOp& op) {
             plans_[op.heads].run(pool_, at(op.q, 0), strides_[op.q.buffer], kv_, op.layer,

@@ -71,7 +71,8 @@ class Forward {
   std::vector<int64_t> strides_;
   std::vector<AlignedBuffer<float>> buffers_;
   std::vector<AttentionPlan> plans_;  // one for each of the model's attention_heads
-  AlignedBuffer<uint8_t> prepared_;  // the input of the next linear layer
+  // The input of the next linear layer, and room for a layer to prepare that of the one after.
+  AlignedBuffer<uint8_t> prepared_, next_prepared_;
   AlignedBuffer<float> logits_;
   int64_t logits_stride_;
 };

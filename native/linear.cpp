@@ -14,12 +14,23 @@ std::unique_ptr<Linear::Implementation> make(const WeightSource& source, Isa isa
   }
   const Format format = parse_format(source.type);
   row_bytes(format, source.inputs);  // checks the columns
+  if (source.gated && !can_multiply_gated(source.type, source.outputs, source.type, isa)) {
+    throw std::invalid_argument("gates of " + std::to_string(source.outputs) + " outputs of " +
+                                source.type + " can't be multiplied on " + isa_name(isa));
+  }
   const bool tiles = isa == Isa::kAmx && is_quantized(format);
   return tiles ? make_tile_linear(format, source, arena)
                : make_packed_linear(format, source, isa, arena);
 }
 
 }  // namespace
+
+bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type,
+                        Isa isa) {
+  constexpr int64_t kTileOutputs = 16;
+  return isa == Isa::kAmx && is_quantized(parse_format(type)) &&
+         is_quantized(parse_format(next_type)) && outputs % (2 * kTileOutputs) == 0;
+}
 
 Linear::Linear(const WeightSource& source, Isa isa, Arena& arena)
     : implementation_(make(source, isa, arena)) {}
@@ -42,6 +53,12 @@ void Linear::prepare(const LinearInput& input, int64_t begin, int64_t end,
 void Linear::multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       float* y, int64_t y_stride) const {
   if (input.rows > 0) implementation_->multiply(pool, input, prepared, y, y_stride);
+}
+
+void Linear::multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                            const Linear& next, uint8_t* next_prepared) const {
+  if (input.rows == 0) return;
+  implementation_->multiply_gated(pool, input, prepared, *next.implementation_, next_prepared);
 }
 
 void Linear::dequantize_row(int64_t row, float* out) const {

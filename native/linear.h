@@ -24,7 +24,13 @@ struct WeightSource {
   const uint8_t* data;  // the file's bytes, borrowed during the constructor only
   int64_t outputs;
   int64_t inputs;
+  // The first half of the outputs gate the second half, and only `multiply_gated` will be called.
+  bool gated = false;
 };
+
+// Whether `multiply_gated` works for weights of this type and outputs, with a next layer of that type.
+bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type,
+                        Isa isa);
 
 // Bits of the activations where they are multiplied as integers; else without effect.
 enum class Precision { kInt8, kInt12 };
@@ -58,6 +64,10 @@ class Linear {
   // Runs on all threads of the pool; the caller is one of them.
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const;
+
+  // Prepares the input of `next`: silu(gate) * up, the two halves of what `multiply` would give.
+  void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                      const Linear& next, uint8_t* next_prepared) const;
 
   // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants are rounded to
   // half precision; all else is exact.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "linear_kernels.h"
+#include "row_kernels.h"
 #include "tile_table.h"
 
 #if defined(__AMX_BF16__)
@@ -105,13 +106,13 @@ SHOAL_INLINE void unpack_pair(const uint8_t* packed, int64_t tile_bytes, uint8_t
   unpack_tile<F>(packed + tile_bytes, out + kTileBytes);
 }
 
-// The product of a pair of tiles with 16 rows or with twice as many; both tiles' outputs are stored.
+// Where the sums of a pair of tiles go: to the rows of y. A tile that is not full goes by a buffer.
 class TileStore {
  public:
   TileStore(const TileArgs& args, int64_t pair, int64_t tile_rows)
       : args_(args), column_(pair * 2 * kTile), tile_rows_(tile_rows) {}
 
-  // Where the sums of rows from `row` on and tile `c` of the pair go; a partial tile goes by a buffer.
+  // Where tile `c` of the pair goes for the rows from `row` on.
   float* place(int64_t row, int c) {
     return is_whole(c) ? args_.y + row * args_.y_stride + column_ + c * kTile : partial_;
   }
@@ -133,6 +134,32 @@ class TileStore {
   const TileArgs& args_;
   int64_t column_, tile_rows_;
   alignas(64) float partial_[kTileRowsMax * kTile];
+};
+
+// Where the sums of a pair of tiles of a gated matrix go: gated and rounded, to the input of the next layer.
+class GatedStore {
+ public:
+  GatedStore(const GatedOutput& out, int64_t pair, int64_t tile_rows)
+      : out_(out), column_(pair * kTile), tile_rows_(tile_rows) {}
+
+  float* place(int64_t, int c) { return sums_[c]; }
+  int64_t stride_bytes(int) const { return 64; }
+  void finish(int64_t row, int c) {
+    if (c == 0) return;
+    for (int64_t r = 0; r < tile_rows_; ++r) {
+      const Vec activated =
+          gate(Vec::load(sums_[0] + r * kTile), Vec::load(sums_[1] + r * kTile));
+      const __m256bh rounded = _mm512_cvtneps_pbh((activated * Vec::broadcast(out_.factor)).v);
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(out_.x + (row + r) * out_.stride + column_),
+          reinterpret_cast<const __m256i&>(rounded));
+    }
+  }
+
+ private:
+  GatedOutput out_;
+  int64_t column_, tile_rows_;
+  alignas(64) float sums_[2][kTileRowsMax * kTile];
 };
 
 // Stores the sums of tile register `sums` for the rows from `row` on and tile `c`.
@@ -161,8 +188,8 @@ SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t s
 // Multiplies the row tiles that begin at the rows `first` and `second` with a pair of tiles. kUnpack: the
 // pair is unpacked on the way, a group ahead of its use, at its index & `places` of the scratch; else all of
 // it lies there.
-template <typename F, bool kTwo, bool kUnpack>
-void multiply_row_tiles(const TileArgs& args, int64_t pair, TileStore& store, int64_t first,
+template <typename F, bool kTwo, bool kUnpack, typename Store>
+void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_t first,
                         int64_t second, int64_t places) {
   constexpr int64_t kAhead = kUnpack ? 1 : 0;
   const int64_t groups = args.w->groups(), tile_bytes = args.w->tile_bytes;
@@ -195,8 +222,9 @@ void multiply_row_tiles(const TileArgs& args, int64_t pair, TileStore& store, in
 
 // All row tiles have the same number of rows, so that they share a configuration; the last one begins
 // early enough to be whole and computes some rows again.
-template <typename F>
-void gemm_amx(const TileArgs& args) {
+// make_store(pair, rows of a tile) makes what takes the sums of a pair.
+template <typename F, typename MakeStore>
+SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
   constexpr int64_t kFewPlaces = 3, kAllPlaces = INT64_MAX;  // masks of a group's index
   const int64_t rows = args.row_end - args.row_begin;
   const int64_t tiles = (rows + kTileRowsMax - 1) / kTileRowsMax;
@@ -208,7 +236,7 @@ void gemm_amx(const TileArgs& args) {
   const int64_t places = tiles <= 2 ? kFewPlaces : kAllPlaces;
   configure_tiles(tile_rows);
   for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
-    TileStore store(args, pair, tile_rows);
+    auto store = make_store(pair, tile_rows);
     if (tiles == 1) {
       multiply_row_tiles<F, false, true>(args, pair, store, first_row(0), first_row(0), places);
       continue;
@@ -227,6 +255,16 @@ void gemm_amx(const TileArgs& args) {
   _tile_release();
 }
 
+template <typename F>
+void gemm_amx(const TileArgs& args) {
+  multiply_pairs<F>(args, [&](int64_t pair, int64_t rows) { return TileStore(args, pair, rows); });
+}
+
+template <typename F>
+void gated_gemm_amx(const TileArgs& args, const GatedOutput& out) {
+  multiply_pairs<F>(args, [&](int64_t pair, int64_t rows) { return GatedStore(out, pair, rows); });
+}
+
 inline void round_row(const float* x, int64_t inputs, float factor, uint16_t* out) {
   const __m512 f = _mm512_set1_ps(factor);
   for (int64_t k = 0; k < inputs; k += kGroup) {
@@ -240,7 +278,9 @@ inline void round_row(const float* x, int64_t inputs, float factor, uint16_t* ou
 inline constexpr TileKernels kTileKernels = {
     round_row,
     {&gemm_amx<Q4_1>, &gemm_amx<Q4_0>, &gemm_amx<Q8_0>, &gemm_amx<Q4_K>, &gemm_amx<Q5_K>,
-     &gemm_amx<Q6_K>}};
+     &gemm_amx<Q6_K>},
+    {&gated_gemm_amx<Q4_1>, &gated_gemm_amx<Q4_0>, &gated_gemm_amx<Q8_0>, &gated_gemm_amx<Q4_K>,
+     &gated_gemm_amx<Q5_K>, &gated_gemm_amx<Q6_K>}};
 
 }  // namespace shoal::SHOAL_ISA_NAMESPACE
 

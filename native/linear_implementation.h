@@ -18,6 +18,8 @@ class Linear::Implementation {
                        uint8_t* prepared) const = 0;
   virtual void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                         int64_t y_stride) const = 0;
+  virtual void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                              const Implementation& next, uint8_t* next_prepared) const = 0;
   virtual void dequantize_row(int64_t row, float* out) const = 0;
   virtual int64_t packed_bytes() const = 0;
 };

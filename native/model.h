@@ -65,6 +65,11 @@ struct LinearOp {
   int64_t linear;
   Precision precision;
 };
+// Prepares the input of the layer `next`: silu(gate) * up, both products of `linear`.
+struct GatedLinearOp {
+  View x;
+  int64_t linear, next;
+};
 struct AttentionOp {
   View q, out;
   int64_t layer;
@@ -76,7 +81,8 @@ struct LogitsOp {
 };
 
 // Consecutive row ops run together, row tile by row tile, in one parallel loop.
-using Stage = std::variant<std::vector<RowOp>, LinearOp, AttentionOp, LogitsOp>;
+using Stage =
+    std::variant<std::vector<RowOp>, LinearOp, GatedLinearOp, AttentionOp, LogitsOp>;
 
 struct ModelSizes {
   int64_t vocab_size;
@@ -98,6 +104,8 @@ class Model {
   void embed(View out, int64_t linear);
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
   void linear(View x, View out, int64_t linear, Precision precision);
+  // out = down (silu(gate x) * (up x)); `gate_up` is a gated matrix, both must be quantised.
+  void feed_forward(View x, View out, int64_t gate_up, int64_t down);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
   void attention(View q, View k, View v, View out, int64_t layer, const AttentionHeads& heads);

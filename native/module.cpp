@@ -48,12 +48,14 @@ class Session {
     return *model_;
   }
 
+  Isa isa() const { return isa_; }
+
   int64_t block_bytes() const {
     return layout_.block_halves() * static_cast<int64_t>(sizeof(uint16_t));
   }
 
   int64_t add_linear(const std::string& type, const Array<uint8_t>& data, int64_t outputs,
-                     int64_t inputs) {
+                     int64_t inputs, bool gated) {
     if (outputs < 1 || inputs < 1) throw std::invalid_argument("a matrix must not be empty");
     const int64_t expected = outputs * row_bytes(parse_format(type), inputs);
     if (static_cast<int64_t>(data.size()) != expected) {
@@ -61,7 +63,7 @@ class Session {
                                   std::to_string(inputs) + " has " + std::to_string(expected) +
                                   " bytes, got " + std::to_string(data.size()));
     }
-    return model().add_linear({type, data.data(), outputs, inputs});
+    return model().add_linear({type, data.data(), outputs, inputs, gated});
   }
 
   void start(const KvBuffer& kv, int64_t num_valid_tokens, int num_threads) {
@@ -165,7 +167,8 @@ void bind_recording(nb::class_<Session>& session) {
            "rope_cos"_a, "rope_sin"_a, "isa"_a)
       .def_prop_ro("block_bytes", &Session::block_bytes)
       .def("add_buffer", [](Session& s, int64_t columns) { return s.model().add_buffer(columns); })
-      .def("add_linear", &Session::add_linear, "storage_type"_a, "data"_a, "outputs"_a, "inputs"_a)
+      .def("add_linear", &Session::add_linear, "storage_type"_a, "data"_a, "outputs"_a, "inputs"_a,
+           "gated"_a = false)
       .def("embed", [](Session& s, const ViewTuple& out,
                        int64_t linear) { s.model().embed(as_view(out), linear); })
       .def("rms_norm",
@@ -178,6 +181,14 @@ void bind_recording(nb::class_<Session>& session) {
              s.model().linear(as_view(x), as_view(out), linear,
                               wide ? Precision::kInt12 : Precision::kInt8);
            })
+      .def("can_multiply_gated",
+           [](const Session& s, const std::string& storage_type, int64_t outputs,
+              const std::string& next_type) {
+             return can_multiply_gated(storage_type, outputs, next_type, s.isa());
+           })
+      .def("feed_forward",
+           [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t gate_up,
+              int64_t down) { s.model().feed_forward(as_view(x), as_view(out), gate_up, down); })
       .def("add_bias",
            [](Session& s, const ViewTuple& x, const Array<float>& bias) {
              s.model().add_bias(as_view(x), as_vector(bias));

@@ -98,6 +98,10 @@ class PackedLinear final : public Linear::Implementation {
                uint8_t* prepared) const override;
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const override;
+  void multiply_gated(ThreadPool&, const LinearInput&, const uint8_t*, const Implementation&,
+                      uint8_t*) const override {
+    throw std::logic_error("gates are multiplied on tiles only");
+  }
   void dequantize_row(int64_t row, float* out) const override;
 
  private:

@@ -63,12 +63,14 @@ inline void rope(float* x, const float* cos, const float* sin, const RopeShape& 
   }
 }
 
-inline void gated_silu(const float* gate, const float* up, float* out, int64_t n) {
-  const Vec one = Vec::broadcast(1.0f);
+// silu(gate) * up, silu(x) = x / (1 + exp(-x)).
+SHOAL_INLINE Vec gate(Vec gate, Vec up) {
+  return gate / (Vec::broadcast(1.0f) + exp(Vec::zero() - gate)) * up;
+}
+
+inline void gated_silu(const float* gates, const float* up, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec g = load_first(gate + i, n - i);
-    const Vec silu = g / (one + exp(Vec::zero() - g));
-    store_first(silu * load_first(up + i, n - i), out + i, n - i);
+    store_first(gate(load_first(gates + i, n - i), load_first(up + i, n - i)), out + i, n - i);
   }
 }
 

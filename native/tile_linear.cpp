@@ -73,6 +73,8 @@ class TileLinear final : public Linear::Implementation {
                uint8_t* prepared) const override;
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const override;
+  void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                      const Implementation& next, uint8_t* next_prepared) const override;
   void dequantize_row(int64_t row, float* out) const override;
 
  private:
@@ -81,11 +83,18 @@ class TileLinear final : public Linear::Implementation {
   void choose_shift(const WeightSource& source);
   void pack_group(const DecodedGroup& group, int64_t output, int64_t g);
   uint8_t* tile(int64_t output, int64_t g) const {
-    const int64_t t = (output / (2 * kTile) * matrix_.groups() + g) * 2 + output / kTile % 2;
-    return data_ + t * matrix_.tile_bytes;
+    const int64_t half = matrix_.outputs / 2, of_half = gated_ ? output % half : output;
+    const int64_t pair = gated_ ? of_half / kTile : output / (2 * kTile);
+    const int64_t place = gated_ ? output / half : output / kTile % 2;
+    return data_ + ((pair * matrix_.groups() + g) * 2 + place) * matrix_.tile_bytes;
   }
+  // Calls gemm(args) for parts of the product on all threads.
+  template <typename Gemm>
+  void run(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, TileArgs args,
+           Gemm&& gemm) const;
 
   TileMatrix matrix_{};
+  bool gated_;
   uint8_t* data_;
   const TileKernels& kernels_;
   float activation_factor_;
@@ -93,7 +102,7 @@ class TileLinear final : public Linear::Implementation {
 
 TileLinear::TileLinear(Format format, const WeightSource& source, const TileKernels& kernels,
                        Arena& arena)
-    : kernels_(kernels) {
+    : gated_(source.gated), kernels_(kernels) {
   matrix_.format = format;
   matrix_.outputs = source.outputs;
   matrix_.inputs = source.inputs;
@@ -167,11 +176,27 @@ void TileLinear::prepare(const LinearInput& input, int64_t begin, int64_t end,
 void TileLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                           float* y, int64_t y_stride) const {
   TileArgs args{};
+  args.y = y;
+  args.y_stride = y_stride;
+  run(pool, input, prepared, args, kernels_.gemm[static_cast<int>(matrix_.format)]);
+}
+
+void TileLinear::multiply_gated(ThreadPool& pool, const LinearInput& input,
+                                const uint8_t* prepared, const Implementation& next,
+                                uint8_t* next_prepared) const {
+  const auto& to = dynamic_cast<const TileLinear&>(next);
+  const GatedOutput out{reinterpret_cast<uint16_t*>(next_prepared), to.x_stride(),
+                        to.activation_factor_};
+  const auto gemm = kernels_.gated_gemm[static_cast<int>(matrix_.format)];
+  run(pool, input, prepared, {}, [&](const TileArgs& args) { gemm(args, out); });
+}
+
+template <typename Gemm>
+void TileLinear::run(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                     TileArgs args, Gemm&& gemm) const {
   args.w = &matrix_;
   args.x = reinterpret_cast<const uint16_t*>(prepared);
   args.x_stride = x_stride();
-  args.y = y;
-  args.y_stride = y_stride;
   const int64_t most_rows =
       std::max<int64_t>(32, kActivationBytes / (2 * matrix_.inputs) / 32 * 32);
   const int64_t row_tasks = (input.rows + most_rows - 1) / most_rows;
@@ -180,7 +205,6 @@ void TileLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint
   const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * tasks_each;
   const int64_t pairs_per_task = std::max<int64_t>(1, (matrix_.pairs * row_tasks + wanted - 1) / wanted);
   const int64_t column_tasks = (matrix_.pairs + pairs_per_task - 1) / pairs_per_task;
-  const auto gemm = kernels_.gemm[static_cast<int>(matrix_.format)];
   pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local AlignedBuffer<uint8_t> scratch;
     TileArgs mine = args;

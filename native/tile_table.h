@@ -16,6 +16,9 @@ namespace shoal {
 //   4 bits: quants [4][32] of 16 bits, of which line t holds row 4t + n in its bits 4n to 4n + 3.
 // Two scales are for columns 0 to 15 and 16 to 31 of a group. Scales and mins are the file's times 2^shift,
 // which keeps all weights in the range of half precision.
+//
+// Of a gated matrix the first half of the outputs are gates, the second half what they gate: the tiles of
+// a pair hold 16 of each.
 struct TileMatrix {
   Format format;
   int64_t outputs;
@@ -42,6 +45,13 @@ struct TileArgs {
   uint8_t* scratch;  // tile_scratch_bytes(inputs), aligned to 64; of the calling thread alone
 };
 
+// Where the products of a gated matrix go: bf16(silu(gate) * up * factor), [rows][outputs / 2].
+struct GatedOutput {
+  uint16_t* x;
+  int64_t stride;
+  float factor;
+};
+
 // Room for a pair of tiles over all columns in bf16.
 SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t inputs) {
   return 2 * kTile * inputs * static_cast<int64_t>(sizeof(uint16_t));
@@ -50,7 +60,9 @@ SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t inputs) {
 struct TileKernels {
   // out[k] = bf16(x[k] * factor), rounded to nearest even; inputs is a multiple of 32.
   void (*round_row)(const float* x, int64_t inputs, float factor, uint16_t* out);
-  void (*gemm[kNumQuantizedFormats])(const TileArgs& args);  // indexed by Format
+  // Both indexed by Format. `y` of the gated ones is not used.
+  void (*gemm[kNumQuantizedFormats])(const TileArgs& args);
+  void (*gated_gemm[kNumQuantizedFormats])(const TileArgs& args, const GatedOutput& out);
 };
 
 }  // namespace shoal

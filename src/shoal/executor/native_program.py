@@ -41,8 +41,9 @@ def record_session(program: Program, isa: str) -> _native.Session:
         isa=isa,
     )
     recorder = _Recorder(session, program)
-    for op in program.ops:
-        recorder.record(op)
+    ops = list(program.ops)
+    while ops:
+        del ops[: recorder.record_feed_forward(ops[:3]) or recorder.record(ops[0])]
     return session
 
 
@@ -52,9 +53,8 @@ class _Recorder:
     def __init__(self, session: _native.Session, program: Program) -> None:
         self._session = session
         self._weights = program.weights
-        self._buffers = {
-            name: session.add_buffer(columns) for name, columns in program.buffers.items()
-        }
+        self._columns = program.buffers
+        self._buffers: dict[str, int] = {}  # those in use
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
         # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
         # values are computed from, the first tenth of the layers, whose errors all others carry on,
@@ -69,7 +69,34 @@ class _Recorder:
         self._num_layers_begun = 0  # a layer begins with its attention
         self._rows_are_selected = False
 
-    def record(self, op: Op) -> None:
+    def record_feed_forward(self, ops: list[Op]) -> int:
+        """Records a gated feed-forward layer as one op, where the runtime can; returns its ops."""
+        match ops:
+            case [Linear() as first, GatedActivation() as gate, Linear() as second] if (
+                _is_gated_by(first, gate)
+                and second.x == gate.out
+                and self._can_multiply_gated(first, second)
+            ):
+                self._session.feed_forward(
+                    self._view(first.x),
+                    self._view(second.out),
+                    self._matrix(first.weights, gated=True),
+                    self._matrix(second.weights),
+                )
+                self._record_biases(second)
+                return 3
+            case _:
+                return 0
+
+    def _can_multiply_gated(self, first: Linear, second: Linear) -> bool:
+        stacks = self._stacks(first.weights), self._stacks(second.weights)
+        if len(stacks[0]) > 1 or len(stacks[1]) > 1:
+            return False
+        types = [self._weights[stack[0][0]].type.value for stack in stacks]
+        return self._session.can_multiply_gated(types[0], first.out.width, types[1])
+
+    def record(self, op: Op) -> int:
+        """Records the op; returns 1, the number of ops recorded."""
         match op:
             case Embed():
                 self._session.embed(self._view(op.out), self._matrix((op.weight,)))
@@ -94,6 +121,7 @@ class _Recorder:
                 self._session.select_rows(self._view(op.x), self._view(op.out))
             case Logits():
                 self._session.logits(self._view(op.x), self._matrix((op.weight,)))
+        return 1
 
     def _record_linear(self, op: Linear) -> None:
         x, start = self._view(op.x), op.out.start
@@ -104,6 +132,9 @@ class _Recorder:
             start += width
         if start != op.out.start + op.out.width:
             raise ValueError(f"{op.weights} have {start - op.out.start} rows, not {op.out.width}")
+        self._record_biases(op)
+
+    def _record_biases(self, op: Linear) -> None:
         start = op.out.start
         for weight, bias in zip(op.weights, op.biases, strict=True):
             width = self._weights[weight].shape[0]
@@ -146,9 +177,12 @@ class _Recorder:
         )
 
     def _view(self, view: View) -> _native.View:
+        if view.buffer not in self._buffers:
+            columns = self._columns[view.buffer]
+            self._buffers[view.buffer] = self._session.add_buffer(columns)
         return self._buffers[view.buffer], view.start, view.width
 
-    def _matrix(self, names: tuple[str, ...]) -> int:
+    def _matrix(self, names: tuple[str, ...], *, gated: bool = False) -> int:
         if names not in self._linears:
             stack = [self._weights[name] for name in names]
             self._linears[names] = self._session.add_linear(
@@ -156,11 +190,24 @@ class _Recorder:
                 data=_stacked_bytes(stack),
                 outputs=sum(tensor.shape[0] for tensor in stack),
                 inputs=_common_inputs(stack),
+                gated=gated,
             )
         return self._linears[names]
 
     def _vector(self, name: str) -> npt.NDArray[np.float32]:
         return dequantize(self._weights[name]).reshape(-1)
+
+
+def _is_gated_by(linear: Linear, gate: GatedActivation) -> bool:
+    """Whether the op computes the gates, then what they gate, and nothing else."""
+    width, out = gate.gate.width, linear.out
+    return (
+        len(linear.weights) == 2
+        and linear.biases == (None, None)
+        and gate.gate == View(out.buffer, out.start, width)
+        and gate.up == View(out.buffer, out.start + width, width)
+        and out.width == 2 * width
+    )
 
 
 def _stacked_bytes(stack: list[WeightTensor]) -> npt.NDArray[np.uint8]:
