@@ -16,7 +16,9 @@ from tiny_programs import (
     all_at_once,
     make_executor,
     make_request,
+    one_request_step,
     random_chunks,
+    random_prompt,
     tiny_program,
 )
 
@@ -41,10 +43,6 @@ SHAPES = [
 @pytest.fixture(scope="module")
 def program() -> Program:
     return tiny_program()
-
-
-def random_prompt(length: int, seed: int, vocab_size: int = 101) -> list[int]:
-    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
 
 
 def mixed_requests(count: int, seed: int = 0) -> list[Request]:
@@ -74,12 +72,6 @@ def answers_alone(program: Program, count: int, seed: int = 0) -> dict[str, Answ
     for request in mixed_requests(count, seed):
         answers |= Driver(executor, all_at_once).run([request])
     return answers
-
-
-def one_request_step(prompt: list[int], **changes: object) -> ScheduledStep:
-    blocks = list(range(-(-len(prompt) // 16)))
-    scheduled = ScheduledRequest(make_request("a", prompt), prompt, 0, blocks, sample=True)
-    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]  # any field
 
 
 @pytest.mark.parametrize("shape", SHAPES)

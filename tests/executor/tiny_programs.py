@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -274,3 +274,13 @@ class Driver:
         self._free += self._tables.pop(request.request_id, [])
         self._rng.shuffle(self._free)
         request.num_computed_tokens = 0
+
+
+def random_prompt(length: int, seed: int, vocab_size: int = 101) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+def one_request_step(prompt: list[int], **changes: object) -> ScheduledStep:
+    blocks = list(range(-(-len(prompt) // 16)))
+    scheduled = ScheduledRequest(make_request("a", prompt), prompt, 0, blocks, sample=True)
+    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]  # any field
