@@ -225,6 +225,12 @@ class Request:
         """Tokens known so far: the prompt and the output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that are known and not computed: one for a request that decodes."""
+        known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        return known - self.num_computed_tokens
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Token ids at positions `start` to `stop` (exclusive) of prompt followed by output."""
         num_prompt = len(self.prompt_token_ids)

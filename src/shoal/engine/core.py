@@ -227,6 +227,8 @@ class EngineCore:
         self.abort(left, FinishReason.ABORT if self._death is None else FinishReason.ERROR)
 
     def _report_ends(self, outputs: Iterable[RequestOutput]) -> None:
+        if not self._observers:
+            return
         for output in outputs:
             if output.finish_reason is not None:
                 for observer in self._observers:

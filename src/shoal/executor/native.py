@@ -6,6 +6,7 @@ import mmap
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +55,10 @@ class _WantedRows:
     """The rows that need logits; the arrays are those of LogitsInput in native/runtime.h."""
 
     requests: list[Request] = field(default_factory=list)
-    rows: array[int] = field(default_factory=lambda: array("i"))
-    slots: array[int] = field(default_factory=lambda: array("i"))
-    targets: array[int] = field(default_factory=lambda: array("i"))
-    num_top: array[int] = field(default_factory=lambda: array("i"))
+    rows: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    num_top: list[int] = field(default_factory=list)
 
     def sample(self, request: Request, row: int, slot: int) -> None:
         num_top = request.sampling_params.logprobs
@@ -141,17 +142,15 @@ class NativeExecutor:
             tokens.num_computed_tokens,
             tokens.block_tables,
             tokens.block_table_start,
-            wanted.rows,
-            wanted.slots,
-            wanted.targets,
-            wanted.num_top,
+            array("i", wanted.rows),
+            array("i", wanted.slots),
+            array("i", wanted.targets),
+            array("i", wanted.num_top),
         )
-        outcomes = zip(
-            status.tolist(),
-            _entries(token_ids, logprobs, top_ids, top_logprobs, wanted.num_top),
-            strict=True,
-        )
-        _collect(wanted, outcomes, result)
+        entries: Iterable[TokenLogprob | None] = repeat(None)
+        if any(num_top != _NO_LOGPROBS for num_top in wanted.num_top):
+            entries = _entries(token_ids, logprobs, top_ids, top_logprobs, wanted.num_top)
+        _collect(wanted, zip(status.tolist(), token_ids.tolist(), entries, strict=False), result)
         return result
 
     def logits(
@@ -264,9 +263,9 @@ def _entries(
     logprobs: npt.NDArray[np.float32],
     top_ids: npt.NDArray[np.int32],
     top_logprobs: npt.NDArray[np.float32],
-    num_top: array[int],
-) -> list[TokenLogprob]:
-    """The results of the rows; without alternatives where none were asked for."""
+    num_top: list[int],
+) -> list[TokenLogprob | None]:
+    """The log-probabilities of the rows; None where they weren't asked for."""
     rows = zip(
         token_ids.tolist(),
         logprobs.tolist(),
@@ -278,25 +277,26 @@ def _entries(
     return [
         TokenLogprob(token_id, logprob, list(zip(ids[:count], values[:count], strict=True)))
         if count > 0
-        else TokenLogprob(token_id, logprob)
+        else (None if count == _NO_LOGPROBS else TokenLogprob(token_id, logprob))
         for token_id, logprob, ids, values, count in rows
     ]
 
 
 def _collect(
-    wanted: _WantedRows, outcomes: Iterable[tuple[int, TokenLogprob]], result: StepResult
+    wanted: _WantedRows,
+    outcomes: Iterable[tuple[int, int, TokenLogprob | None]],
+    result: StepResult,
 ) -> None:
     """Sorts the results of the rows by request; a row that failed fails its request."""
-    rows = zip(wanted.requests, wanted.slots, wanted.num_top, outcomes, strict=True)
-    for request, slot, num_top, (status, entry) in rows:
+    rows = zip(wanted.requests, wanted.slots, outcomes, strict=True)
+    for request, slot, (status, token_id, entry) in rows:
         request_id = request.request_id
         if status != 0:
             result.errors[request_id] = _ROW_ERRORS[status]
-        elif slot == _NO_SLOT:
+        elif slot != _NO_SLOT:
+            result.sampled[request_id] = SampledToken(token_id, entry)
+        elif entry is not None:
             result.prompt_logprobs.setdefault(request_id, []).append(entry)
-        else:
-            reported = None if num_top == _NO_LOGPROBS else entry
-            result.sampled[request_id] = SampledToken(entry.token_id, reported)
     for request_id in result.errors:
         result.sampled.pop(request_id, None)
         result.prompt_logprobs.pop(request_id, None)

@@ -59,6 +59,11 @@ class KVCacheManager:
         num_reachable = len(self.block_table(request)) + self._pool.num_free
         return num_reachable * self.block_size - request.num_computed_tokens
 
+    def holds_next(self, request: Request) -> bool:
+        """Whether the blocks that the request holds have a place for its next token."""
+        table = self._tables.get(request.request_id)
+        return table is not None and request.num_computed_tokens < len(table) * self.block_size
+
     def get_computed_blocks(self, request: Request) -> PrefixMatch:
         """The cached blocks of a request that doesn't run; nothing is held by asking."""
         return self._cache.match(request)
@@ -88,7 +93,7 @@ class KVCacheManager:
 
     def publish(self, request: Request) -> None:
         """Let others find the full blocks that the request has computed."""
-        self._cache.publish(request, self.block_table(request))
+        self._cache.publish(request, self._tables.get(request.request_id, ()))
 
     def block_table(self, request: Request) -> list[int]:
         """The ids of the request's blocks in the order of its tokens; borrowed, not a copy."""

@@ -138,15 +138,25 @@ class ContinuousScheduler(SchedulerBase):
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running:
-            (decoding if _num_missing(request) == 1 else prefilling).append(request)
+            (decoding if request.num_missing_tokens == 1 else prefilling).append(request)
         left_to_prompts = min(plan.token_budget - len(decoding), plan.prefill_budget)
         plan.num_reserved_tokens = left_to_prompts // SHARE_OF_SHORT_PROMPTS
-        for request in decoding + prefilling:
-            if request.status is not RequestStatus.RUNNING:  # the victim of one before it
-                continue
-            num_tokens = self._share_of(_num_missing(request), plan)
-            if num_tokens > 0 and (room := self._make_room(request, plan)) > 0:
-                self._run(request, min(num_tokens, room), plan)
+        for request in decoding:
+            # Nearly always so. All can have their token (`EngineConfig` checks the budget).
+            if self._kv_cache.holds_next(request):
+                plan.add_decode(request)
+            else:
+                self._advance(request, plan)
+        for request in prefilling:
+            self._advance(request, plan)
+
+    def _advance(self, request: Request, plan: _StepPlan) -> None:
+        """Give a running request its share of the step, at the cost of a victim if need be."""
+        if request.status is not RequestStatus.RUNNING:  # the victim of one before it
+            return
+        num_tokens = self._share_of(request.num_missing_tokens, plan)
+        if num_tokens > 0 and (room := self._make_room(request, plan)) > 0:
+            self._run(request, min(num_tokens, room), plan)
 
     def _make_room(self, request: Request, plan: _StepPlan) -> int:
         """Tokens that the free blocks let the request compute; preempts one victim if that is none.
@@ -199,13 +209,15 @@ class ContinuousScheduler(SchedulerBase):
         """Give running prompts the tokens that nobody else wanted, in their order."""
         if not self._config.enable_chunked_prefill or plan.preempted:
             return
+        if len(plan.decodes) == len(self._running):
+            return
         limit = self._config.long_prefill_token_threshold or plan.token_budget
         for request in self._running:
             if request in plan.decodes:
                 continue
             share = plan.prefills.get(request, 0)
             more = min(
-                _num_missing(request) - share,
+                request.num_missing_tokens - share,
                 limit - share,
                 plan.num_prefill_tokens_left,
                 self._kv_cache.room_for(request) - share,
@@ -224,6 +236,8 @@ class ContinuousScheduler(SchedulerBase):
         everything behind it waits until it fits. One whose prompt begins
         with blocks that are just being computed waits for them, and nobody counts as passing it.
         """
+        if self._num_free_seats == 0 and not self._config.enable_priority_preemption:
+            return
         num_unclaimed = self._kv_cache.num_free_blocks - sum(map(self._claim_of, self._running))
         passed_over: list[Request] = []
         for request in list(self._waiting):
@@ -316,7 +330,7 @@ class ContinuousScheduler(SchedulerBase):
     def _run(self, request: Request, num_tokens: int, plan: _StepPlan) -> None:
         """Put a request into the step and take the blocks that it needs; they are free."""
         self._take_slots(request, num_tokens)
-        if _num_missing(request) == 1:
+        if request.num_missing_tokens == 1:
             plan.add_decode(request)
         else:
             plan.add_prefill(request, num_tokens)
@@ -351,8 +365,3 @@ def _outranks(request: Request, other: Request) -> bool:
 def _note_bypass(passed_over: list[Request]) -> None:
     for request in passed_over:
         request.num_bypasses += 1
-
-
-def _num_missing(request: Request) -> int:
-    """Tokens that are known and not computed: one for a request that decodes."""
-    return request.num_tokens - request.num_computed_tokens

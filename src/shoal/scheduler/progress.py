@@ -32,7 +32,8 @@ def advance(
         return output
 
     request.num_computed_tokens += scheduled.num_scheduled_tokens
-    output.prompt_logprobs = _new_prompt_logprobs(scheduled, result)
+    if result.prompt_logprobs:
+        output.prompt_logprobs = _new_prompt_logprobs(scheduled, result)
     if scheduled.sample and sampled is not None:
         _take_token(request, sampled, output, max_request_tokens, now)
     return output
