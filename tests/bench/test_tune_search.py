@@ -132,6 +132,17 @@ def test_a_gain_that_is_not_there_in_each_round_is_doubted() -> None:
     assert "beyond the noise" not in words(found)
 
 
+def test_a_single_round_is_told_beside_the_first_trials() -> None:
+    found = search(FakeObjective(peak(Setting("continuous", 64, 512))))
+    del found.rounds[1:]
+    text = words(found)
+    assert f"{found.gain:+.1%}, in a single round, {found.first_gain:+.1%} when they were" in text
+    assert "the best once again" in text
+    found.rounds.clear()
+    assert "measured once: whether that is noise isn't known" in words(found)
+    assert "tried, none again" in words(found)
+
+
 def test_defaults_that_are_best_are_said_to_be() -> None:
     found = search(FakeObjective(peak(SPACE.start("continuous"))))
     assert found.best.setting == found.reference.setting

@@ -112,8 +112,10 @@ def _verdict(found: Found) -> str:
         return "No more than with the defaults; what differs is at most the mean latency."
     margin = f"Margin over the defaults: {gain}"
     if found.noise is None:
-        times = "once" if not found.rounds else "in a single round"
-        return f"{margin}, measured {times}: whether that is noise isn't known."
+        once = "measured once"
+        if found.rounds:
+            once = f"in a single round, {found.first_gain:+.1%} when they were first tried"
+        return f"{margin}, {once}: whether that is noise isn't known."
     spread = f"repetitions differ by up to {found.noise:.1%}"
     if found.gain <= found.noise:
         return f"{margin}, within the noise ({spread}): the defaults do as well."
@@ -138,9 +140,10 @@ def _on_slo(found: Found, share: float | None) -> Iterator[str]:
 
 def _on_coverage(found: Found) -> Iterator[str]:
     count = f"{len(found.trials)} settings tried"
-    spent = (
-        f"{count}, the best {len(found.rounds)} times again, in {found.seconds / 60:.1f} minutes"
+    times = {0: "none", 1: "the best once"}.get(
+        len(found.rounds), f"the best {len(found.rounds)} times"
     )
+    spent = f"{count}, {times} again, in {found.seconds / 60:.1f} minutes"
     if found.unreached:
         yield f"{spent}; the budget didn't reach: {', '.join(found.unreached)}."
     else:

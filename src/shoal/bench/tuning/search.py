@@ -69,7 +69,12 @@ class Found:
         """By how much the best score is above that of the defaults, as a share of the latter."""
         if self.best.setting == self.reference.setting:
             return 0.0
-        return median(self.gains or [_ratio(_value(self.best), _value(self.reference)) - 1])
+        return median(self.gains or [self.first_gain])
+
+    @property
+    def first_gain(self) -> float:
+        """The same when both were tried for the first time."""
+        return _ratio(_value(self.best), _value(self.reference)) - 1
 
     @property
     def gains(self) -> list[float]:
