@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracle.quality_golden import QualityGolden, whole_sequence_step
 
+from shoal._native import kernels
 from shoal.executor.native import NativeExecutor
 from shoal.executor.reference import ReferenceExecutor
 from shoal.model.loader import ModelFile, open_model
@@ -41,8 +42,9 @@ def test_the_numpy_executor_computes_the_same_logits(
         assert golden.agreement(row, logits).mean() > 0.999  # ties may fall either way
 
 
+@pytest.mark.parametrize("isa", [isa for isa in kernels.instruction_sets() if isa != "portable"])
 def test_the_native_executor_stays_close_to_float32(
-    model: ModelFile, golden: QualityGolden
+    model: ModelFile, golden: QualityGolden, isa: str
 ) -> None:
     num_positions = golden.token_ids.size
     assert num_positions >= 2000
@@ -50,6 +52,7 @@ def test_the_native_executor_stays_close_to_float32(
         model.record_program(golden.token_ids.shape[1]),
         kv_cache_bytes=1 << 27,
         num_valid_tokens=model.num_tokens,
+        isa=isa,
     )
     divergence, agreement = [], []
     for row, token_ids in enumerate(golden.token_ids.tolist()):
