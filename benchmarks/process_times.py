@@ -1,4 +1,4 @@
-"""CPU time out of /proc: of a process with its children, and of the whole machine (Linux)."""
+"""CPU time and memory out of /proc: of processes, and of the whole machine (Linux)."""
 
 from __future__ import annotations
 
@@ -36,3 +36,17 @@ def tree_seconds(pid: int) -> float:
         total += seconds.get(process, 0.0)
         waiting += children.get(process, [])
     return total
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    tree = [pid]
+    for process in tree:  # grows meanwhile
+        for task in Path(f"/proc/{process}/task").iterdir():
+            tree += map(int, (task / "children").read_text().split())
+    return tree
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds; pages that it shares with others count in full."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
