@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,10 +38,7 @@ from shoal.engine.messages import (
     ViewBatch,
 )
 from shoal.engine.outputs import CompletionDelta, FailedSample, OutputProcessor
-from shoal.model.chat import ChatTemplate
-from shoal.model.loader import open_model
 from shoal.model.registry import resolve
-from shoal.model.tokenizer import Tokenizer
 from shoal.request import FinishReason, InvalidParameterError, RequestOptions, SamplingParams
 from shoal.scheduler.interface import (
     BatchView,
@@ -48,6 +47,10 @@ from shoal.scheduler.interface import (
     SchedulerStats,
     TimeLimitError,
 )
+
+if TYPE_CHECKING:
+    from shoal.model.chat import ChatTemplate
+    from shoal.model.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine", "EngineInfo"]
 
@@ -240,7 +243,7 @@ class AsyncEngine:
         connection = EngineConnection(replace(self._config, model=str(path)))
         try:
             # Both processes read the file at the same time.
-            text = await asyncio.to_thread(lambda: load_text_interface(open_model(path)))
+            text = await asyncio.to_thread(_read_text_interface, path)
             started = await connection.receive()
             if not isinstance(started, Started):
                 message = getattr(started, "message", f"unexpected {type(started).__name__}")
@@ -323,6 +326,13 @@ class AsyncEngine:
         if self._loaded is None:
             raise EngineDeadError(self._death or "the engine has not started")
         return self._loaded
+
+
+def _read_text_interface(path: Path) -> TextInterface:
+    # Imported while the engine's process starts, not before.
+    from shoal.model.loader import open_model  # noqa: PLC0415
+
+    return load_text_interface(open_model(path))
 
 
 def _failure(sample: FailedSample) -> Exception:

@@ -16,8 +16,7 @@ import zmq.asyncio
 
 from shoal.config import EngineConfig
 from shoal.engine.errors import EngineDeadError
-from shoal.engine.messages import Command, Event, Stop
-from shoal.engine.process import COMMANDS_SOCKET, EVENTS_SOCKET
+from shoal.engine.messages import COMMANDS_SOCKET, EVENTS_SOCKET, Command, Event, Stop
 
 _LAST_WORDS_SECONDS = 0.2
 """How long after the process has ended an event of its may still be on its way."""

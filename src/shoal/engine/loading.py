@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.config import BLOCK_SIZE, ConfigError, EngineConfig
 from shoal.engine.core import EngineCore, EngineObserver
 from shoal.engine.inputs import ModelLimits
 from shoal.engine.messages import EngineInfo
 from shoal.engine.trace import StepTrace
-from shoal.model.chat import ChatTemplate, ChatTemplateError
 from shoal.model.errors import ModelFileError
-from shoal.model.loader import ModelFile
-from shoal.model.tokenizer import Tokenizer
 from shoal.scheduler import create_scheduler
 from shoal.scheduler.limits import LengthLimits
+
+# Libraries that take long to import are imported by the functions that need them, for a server has
+# only one half of this module in each of its processes.
+# ruff: noqa: PLC0415
+
+if TYPE_CHECKING:
+    from shoal.model.chat import ChatTemplate
+    from shoal.model.loader import ModelFile
+    from shoal.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,9 @@ def load_text_interface(model: ModelFile) -> TextInterface:
     Raises:
         ModelFileError: they are damaged or not supported.
     """
+    from shoal.model.chat import ChatTemplate, ChatTemplateError
+    from shoal.model.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.from_gguf(model.metadata)
     try:
         chat_template = ChatTemplate.from_gguf(model.metadata, tokenizer)
@@ -51,10 +61,9 @@ def load_engine(
         ConfigError: a setting contradicts the model or is more than this machine has, or the native
             runtime can't run the model.
     """
-    trace = _open_trace(config)
-    # The native library is loaded only where an engine runs.
-    from shoal.executor.native import NativeExecutor  # noqa: PLC0415
+    from shoal.executor.native import NativeExecutor
 
+    trace = _open_trace(config)
     max_model_len = _max_model_len(config, model)
     try:
         executor = NativeExecutor(

@@ -7,6 +7,10 @@ import msgspec
 from shoal.request import FinishReason, Request
 from shoal.scheduler.interface import BatchView, RequestOutput, SchedulerStats
 
+COMMANDS_SOCKET = "commands"
+EVENTS_SOCKET = "events"
+"""Names of the sockets, in a directory of theirs."""
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has loaded, and its limits."""

@@ -6,6 +6,7 @@ SIGINT and SIGTERM to it: a terminal or a service manager sends them to both.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -23,6 +24,8 @@ from shoal.engine.core import EngineCore
 from shoal.engine.errors import EngineDeadError, describe, one_line
 from shoal.engine.loading import load_engine
 from shoal.engine.messages import (
+    COMMANDS_SOCKET,
+    EVENTS_SOCKET,
     AbortRequests,
     AddRequests,
     Advanced,
@@ -40,9 +43,6 @@ from shoal.engine.messages import (
 from shoal.model.errors import ModelError
 from shoal.model.loader import open_model
 from shoal.scheduler.interface import QueueFullError, RequestRejectedError
-
-COMMANDS_SOCKET = "commands"
-EVENTS_SOCKET = "events"
 
 MAX_POLL_SECONDS = 3600.0  # a longer wait is asked for again; the system takes no more than 24 days
 
@@ -65,6 +65,7 @@ class EngineServer:
 
     def serve(self, config: EngineConfig) -> int:
         """Load the model, then serve; returns the exit code of the process."""
+        gc.disable()  # what loading makes stays, and looking through it takes a third of the time
         try:
             core, info = load_engine(config, open_model(config.model))
         except (ConfigError, ModelError) as error:
@@ -74,6 +75,8 @@ class EngineServer:
             _logger.critical("the engine could not start", exc_info=error)
             self._send(StartFailed(describe(error)))
             return 1
+        gc.freeze()
+        gc.enable()
         self._send(Started(info, core.stats()))
         try:
             self._loop(core)

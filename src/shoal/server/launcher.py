@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
+import importlib
 import logging
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import uvicorn
 import uvloop
 
 from shoal.config import EngineConfig
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from shoal.server.state import ServerState
 
 LISTEN_BACKLOG = 2048
-STOP_GRACE_SECONDS = 2  # for the last words to the clients when the server stops now
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, listener: socket.so
     )
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its INFO repeats what we say
+    gc.disable()  # until the model is loaded: what is made until then stays
     uvloop.run(_serve(engine_config, config, listener))
 
 
@@ -82,36 +83,21 @@ async def _serve(
     engine_config = engine_config.for_serving()
     engine = AsyncEngine(engine_config)
     loading = asyncio.create_task(engine.start())
-    # Give the engine's process its start before the imports below, which take as long as loading
-    # the model, keep this one busy.
-    await asyncio.sleep(0)
-    from prometheus_client import disable_created_metrics  # noqa: PLC0415
-
-    from shoal.server.app import create_app  # noqa: PLC0415
+    # These imports take as long as loading the model. In a thread they let the loop start the
+    # engine's process meanwhile.
+    await asyncio.to_thread(importlib.import_module, "shoal.server.http")
+    from shoal.server.http import HttpServer  # noqa: PLC0415
     from shoal.server.state import ServerState  # noqa: PLC0415
 
-    # Else each counter has a gauge beside it that nobody asked for.
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
     names = config.served_model_name or (model_name(engine_config.model),)
     state = ServerState(engine=engine, model_names=names, api_key=config.api_key)
-    http = _HttpServer(
-        uvicorn.Config(
-            create_app(state),
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=LISTEN_BACKLOG,
-            timeout_graceful_shutdown=STOP_GRACE_SECONDS,
-        )
-    )
+    http = HttpServer(state)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     with _shutdown_signals() as (shutdown, stop_now):
         try:
             if await _loaded(loading, shutdown):
+                gc.freeze()
+                gc.enable()
                 _print_banner(engine, engine_config, names, listener)
                 await shutdown.wait()
                 state.draining = True
@@ -186,15 +172,6 @@ async def _drain(state: ServerState, timeout: float, stop_now: asyncio.Event) ->
         logger.warning("requests that have not finished are dropped")
     idle.cancel()
     stopped.cancel()
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers; this module has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
 
 
 @contextlib.contextmanager
