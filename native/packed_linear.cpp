@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "linear_implementation.h"
 #include "linear_table.h"
+#include "pack_rows.h"
 #include "thread_pool.h"
 
 namespace shoal {
@@ -45,12 +46,13 @@ float load_scale(bool half, const uint8_t* base, int64_t index) {
 
 void pack_group(const DecodedGroup& group, const PackedMatrix& m, uint8_t* tile, int64_t g,
                 int64_t column) {
-  for (int k = 0; k < kGroup; ++k) {
-    const int64_t byte = k % 16 / 4 * 64 + column * 4 + k % 4;
+  for (int k = 0; k < 16; ++k) {
+    const int64_t byte = k / 4 * 64 + column * 4 + k % 4;
     if (has_nibbles(m.format)) {
-      tile[g * 256 + byte] |= static_cast<uint8_t>(group.q[k] << (k < 16 ? 0 : 4));
+      tile[g * 256 + byte] = static_cast<uint8_t>(group.q[k] | group.q[k + 16] << 4);
     } else {
-      tile[g * 512 + (k < 16 ? 0 : 256) + byte] = group.q[k];
+      tile[g * 512 + byte] = group.q[k];
+      tile[g * 512 + 256 + byte] = group.q[k + 16];
     }
   }
   const bool half = has_half_scales(m.format);
@@ -121,17 +123,19 @@ PackedLinear::PackedLinear(Format format, const WeightSource& source, const Line
   uint8_t* data = arena.allocate(packed_bytes());
   matrix_.data = data;
   const int64_t stride = row_bytes(matrix_.format, matrix_.inputs);
-  for (int64_t n = 0; n < matrix_.outputs; ++n) {
-    const uint8_t* row = source.data + n * stride;
-    uint8_t* tile = data + n / kTile * matrix_.tile_bytes;
-    if (!is_quantized(matrix_.format)) {
-      pack_dense_row(row, matrix_, tile, n % kTile);
-      continue;
+  pack_rows(matrix_.outputs, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const uint8_t* row = source.data + n * stride;
+      uint8_t* tile = data + n / kTile * matrix_.tile_bytes;
+      if (!is_quantized(matrix_.format)) {
+        pack_dense_row(row, matrix_, tile, n % kTile);
+        continue;
+      }
+      for (int64_t g = 0; g < matrix_.groups(); ++g) {
+        pack_group(decode_group(matrix_.format, row, g), matrix_, tile, g, n % kTile);
+      }
     }
-    for (int64_t g = 0; g < matrix_.groups(); ++g) {
-      pack_group(decode_group(matrix_.format, row, g), matrix_, tile, g, n % kTile);
-    }
-  }
+  });
 }
 
 int64_t PackedLinear::prepared_bytes(int64_t rows) const {

@@ -3,10 +3,12 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "aligned_buffer.h"
 #include "kernels.h"
 #include "linear_implementation.h"
+#include "pack_rows.h"
 #include "thread_pool.h"
 #include "tile_table.h"
 
@@ -57,6 +59,20 @@ float half_at(const uint8_t* from, int64_t index) {
   return half_bits_to_float(half);
 }
 
+struct GroupScales {
+  std::array<float, 2> scale;
+  float min;
+};
+
+// No weight of the group is larger, whatever its quants.
+float largest_weight(Format format, const GroupScales& group) {
+  const int zero = zero_point(format);
+  const int levels = has_nibbles(format) ? 15 : 255;
+  const auto largest_quant = static_cast<float>(std::max(zero, levels - zero));
+  const float scale = std::max(std::fabs(group.scale[0]), std::fabs(group.scale[1]));
+  return scale * largest_quant + std::fabs(group.min);
+}
+
 class TileLinear final : public Linear::Implementation {
  public:
   TileLinear(Format format, const WeightSource& source, const TileKernels& kernels, Arena& arena);
@@ -80,8 +96,9 @@ class TileLinear final : public Linear::Implementation {
  private:
   // An odd number of cache lines, so that the rows of a tile fall into different sets of the cache.
   int64_t x_stride() const { return round_up(matrix_.inputs, 64) + 32; }
-  void choose_shift(const WeightSource& source);
-  void pack_group(const DecodedGroup& group, int64_t output, int64_t g);
+  void choose_shift(float largest);
+  void pack_quants(const DecodedGroup& group, uint8_t* tile, int64_t column) const;
+  void pack_scales(const GroupScales& group, float unit, uint8_t* tile, int64_t column) const;
   uint8_t* tile(int64_t output, int64_t g) const {
     const int64_t half = matrix_.outputs / 2, of_half = gated_ ? output % half : output;
     const int64_t pair = gated_ ? of_half / kTile : output / (2 * kTile);
@@ -111,30 +128,34 @@ TileLinear::TileLinear(Format format, const WeightSource& source, const TileKern
       quant_bytes(format) + 2 * kTile * (halves(format) + (has_min(format) ? 1 : 0));
   data_ = arena.allocate(packed_bytes());
   matrix_.data = data_;
-  choose_shift(source);
-  const int64_t stride = row_bytes(format, source.inputs);
-  for (int64_t output = 0; output < source.outputs; ++output) {
-    const uint8_t* row = source.data + output * stride;
-    for (int64_t g = 0; g < matrix_.groups(); ++g) {
-      pack_group(decode_group(format, row, g), output, g);
-    }
-  }
-}
-
-void TileLinear::choose_shift(const WeightSource& source) {
-  const int zero = zero_point(matrix_.format);
-  const int levels = has_nibbles(matrix_.format) ? 15 : 255;
-  const auto largest_quant = static_cast<float>(std::max(zero, levels - zero));
-  const int64_t stride = row_bytes(matrix_.format, source.inputs);
-  float largest = 0.0f;
-  for (int64_t output = 0; output < source.outputs; ++output) {
-    for (int64_t g = 0; g < matrix_.groups(); ++g) {
-      const DecodedGroup group = decode_group(matrix_.format, source.data + output * stride, g);
-      for (const float scale : group.scale) {
-        largest = std::max(largest, std::fabs(scale) * largest_quant + std::fabs(group.min));
+  // The scales wait for the shift, which the largest of them decides.
+  const int64_t stride = row_bytes(format, source.inputs), groups = matrix_.groups();
+  std::vector<GroupScales> scales(static_cast<size_t>(source.outputs * groups));
+  pack_rows(source.outputs, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; ++output) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const DecodedGroup group = decode_group(format, source.data + output * stride, g);
+        pack_quants(group, tile(output, g), output % kTile);
+        scales[static_cast<size_t>(output * groups + g)] = {{group.scale[0], group.scale[1]},
+                                                            group.min};
       }
     }
-  }
+  });
+  float largest = 0.0f;
+  for (const GroupScales& group : scales) largest = std::max(largest, largest_weight(format, group));
+  choose_shift(largest);
+  const float unit = std::ldexp(1.0f, matrix_.shift);
+  pack_rows(source.outputs, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; ++output) {
+      for (int64_t g = 0; g < groups; ++g) {
+        pack_scales(scales[static_cast<size_t>(output * groups + g)], unit, tile(output, g),
+                    output % kTile);
+      }
+    }
+  });
+}
+
+void TileLinear::choose_shift(float largest) {
   const bool usable = largest > 0.0f && std::isfinite(largest);
   matrix_.shift =
       usable ? std::clamp(kLargestExponent - std::ilogb(largest), kSmallestShift, kLargestShift)
@@ -142,25 +163,32 @@ void TileLinear::choose_shift(const WeightSource& source) {
   activation_factor_ = std::ldexp(kCutCorrection, kCutExponent - matrix_.shift);
 }
 
-void TileLinear::pack_group(const DecodedGroup& group, int64_t output, int64_t g) {
-  uint8_t* to = tile(output, g);
+void TileLinear::pack_quants(const DecodedGroup& group, uint8_t* tile, int64_t column) const {
+  if (has_nibbles(matrix_.format)) {
+    for (int k = 0; k < kGroup; k += 8) {  // four rows of the tile
+      const uint8_t* q = group.q + k;
+      for (const int odd : {0, 1}) {
+        uint8_t* place = tile + k / 8 * 64 + 2 * lane(column, odd);
+        place[0] = static_cast<uint8_t>(q[odd] | q[odd + 2] << 4);
+        place[1] = static_cast<uint8_t>(q[odd + 4] | q[odd + 6] << 4);
+      }
+    }
+    return;
+  }
   const int zero = zero_point(matrix_.format);
   for (int k = 0; k < kGroup; ++k) {
-    const int row = k / 2;
-    if (has_nibbles(matrix_.format)) {
-      uint8_t* place = to + row / 4 * 64 + 2 * lane(output % kTile, k) + row % 4 / 2;
-      *place |= static_cast<uint8_t>(group.q[k] << (row % 2 * 4));
-    } else {
-      to[row * 32 + lane(output % kTile, k)] = static_cast<uint8_t>(group.q[k] - zero);
-    }
+    tile[k / 2 * 32 + lane(column, k)] = static_cast<uint8_t>(group.q[k] - zero);
   }
-  const float unit = std::ldexp(1.0f, matrix_.shift);
-  uint8_t* scales = to + quant_bytes(matrix_.format);
+}
+
+void TileLinear::pack_scales(const GroupScales& group, float unit, uint8_t* tile,
+                             int64_t column) const {
+  uint8_t* scales = tile + quant_bytes(matrix_.format);
   for (int half = 0; half < halves(matrix_.format); ++half) {
-    put_half(scales, half * kTile + output % kTile, group.scale[half] * unit);
+    put_half(scales, half * kTile + column, group.scale[half] * unit);
   }
   if (has_min(matrix_.format)) {
-    put_half(scales, halves(matrix_.format) * kTile + output % kTile, group.min * unit);
+    put_half(scales, halves(matrix_.format) * kTile + column, group.min * unit);
   }
 }
 
