@@ -8,6 +8,7 @@ import errno
 import gc
 import importlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,9 @@ def serve(engine_config: EngineConfig, config: ServerConfig, listener: socket.so
     )
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its INFO repeats what we say
+    # Nobody here multiplies with NumPy, whose threads would wait for work with a core each while
+    # the model is loaded. The engine's process inherits it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # until the model is loaded: what is made until then stays
     uvloop.run(_serve(engine_config, config, listener))
 
