@@ -14,6 +14,7 @@ from shoal.engine.errors import RequestFailedError
 from shoal.engine.outputs import CompletionDelta, RequestMetrics
 from shoal.request import FinishReason, SamplingParams
 from shoal.scheduler.interface import QueueFullError, RequestRejectedError, TimeLimitError
+from shoal.server.metrics import Metrics
 from shoal.server.step_metrics import StepMetrics
 
 COMPLETIONS = "/v1/completions"
@@ -50,6 +51,24 @@ async def test_choices_and_tokens_are_counted(served: Served) -> None:
     assert await metric(served, "time_per_output_token_seconds_count") == 2
     gaps = await metric(served, "inter_token_latency_seconds_count")
     assert gaps == usage["completion_tokens"] - 2
+
+
+def test_gaps_fall_into_the_buckets_of_any_other_latency() -> None:
+    metrics = Metrics()
+    for seconds in (0.0004, 0.001, 0.0011, 0.02, 3.0, 160.0, 500.0):
+        metrics.next_tokens(seconds, 1)
+        metrics.finished(FinishReason.LENGTH, seconds, seconds)
+    text = metrics.exposition().decode()
+    of_gaps, of_answers = (
+        [
+            (s.name.removeprefix(name), s.labels, s.value)
+            for s in exposition.samples(text)
+            if s.name.startswith(name)
+        ]
+        for name in ("shoal:inter_token_latency_seconds", "shoal:time_per_output_token_seconds")
+    )
+    assert of_gaps == of_answers
+    assert ("_count", {}, 7.0) in of_gaps
 
 
 async def test_tokens_count_as_they_come(served: Served, engine: FakeEngine) -> None:

@@ -62,6 +62,29 @@ MAX_WAITING_VIEWED = 20
 _logger = logging.getLogger(__name__)
 
 
+class _Stream:
+    """What has come for a request and its one reader; costs half of an `asyncio.Queue`."""
+
+    __slots__ = ("_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: deque[CompletionDelta | Exception] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: CompletionDelta | Exception) -> None:
+        """Hand an item to the reader."""
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> CompletionDelta | Exception:
+        """The oldest item; waits for one."""
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """What there is once the engine has started."""
@@ -83,7 +106,7 @@ class AsyncEngine:
         self._config = config
         self._loaded: _Loaded | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._streams: dict[str, asyncio.Queue[CompletionDelta | Exception]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._resets: deque[asyncio.Future[int]] = deque()
         self._view: asyncio.Future[BatchView] | None = None  # asked for, all who wait share it
         self._stats: SchedulerStats | None = None
@@ -188,7 +211,7 @@ class AsyncEngine:
             options,
             arrival_time=time.monotonic(),
         )
-        stream = self._streams[request_id] = asyncio.Queue()
+        stream = self._streams[request_id] = _Stream()
         loaded.outputs.add(request_id, requests)
         loaded.connection.send(AddRequests(request_id, requests))
         num_unfinished = len(requests)
@@ -303,7 +326,7 @@ class AsyncEngine:
     def _put(self, request_id: str, item: CompletionDelta | Exception) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:  # else its reader has gone away
-            stream.put_nowait(item)
+            stream.put(item)
 
     def _abort(self, loaded: _Loaded, engine_request_ids: list[str], reason: FinishReason) -> None:
         if engine_request_ids and self._death is None:
@@ -314,7 +337,7 @@ class AsyncEngine:
         if self._death is None:
             self._death = reason
             for stream in self._streams.values():
-                stream.put_nowait(EngineDeadError(reason))
+                stream.put(EngineDeadError(reason))
             for reset in self._resets:
                 if not reset.done():
                     reset.set_exception(EngineDeadError(reason))

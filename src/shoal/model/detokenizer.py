@@ -35,10 +35,11 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that is certain now and wasn't before; often a token's, sometimes none."""
-        tokenizer = self._tokenizer
-        if self._skip_special_tokens:
-            token_ids = (i for i in token_ids if not tokenizer.is_special(i))
-        return self._emit(self._decoder.decode(b"".join(map(tokenizer.token_bytes, token_ids))))
+        tokenizer, skips = self._tokenizer, self._skip_special_tokens
+        spelled = [
+            tokenizer.token_bytes(i) for i in token_ids if not (skips and tokenizer.is_special(i))
+        ]
+        return self._emit(self._decoder.decode(b"".join(spelled)))
 
     def flush(self) -> str:
         """The rest, when no tokens follow: U+FFFD for a character that stayed incomplete."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from shoal.engine.outputs import RequestMetrics
 from shoal.request import FinishReason
@@ -54,7 +57,10 @@ class Metrics:
         for refusal in get_args(Refusal):
             self._refused.labels(refusal)
         self._ttft = self._histogram("time_to_first_token", "Arrival to the first token.")
-        self._itl = self._histogram("inter_token_latency", "Gap between a choice's tokens.")
+        self._itl = _PlainHistogram(
+            "shoal:inter_token_latency_seconds", "Gap between a choice's tokens."
+        )
+        self._registry.register(self._itl)
         self._tpot = self._histogram(
             "time_per_output_token", "Mean gap between the tokens of a complete choice."
         )
@@ -162,3 +168,26 @@ class _PlainCounter(Collector):
     def collect(self) -> Iterable[Metric]:
         """The one sample."""
         yield CounterMetricFamily(self._name, self._documentation, value=self.value)
+
+
+class _PlainHistogram(Collector):
+    """A histogram of latencies for what comes with every token: without locks."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._counts = [0] * (len(LATENCY_BUCKETS) + 1)  # the last one is above all bounds
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Take in a sample."""
+        self._counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        """The samples: of each bucket with those below it."""
+        bounds = map(floatToGoString, (*LATENCY_BUCKETS, float("inf")))
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(
+            self._name, self._documentation, buckets=buckets, sum_value=self._sum
+        )
