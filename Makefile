@@ -9,7 +9,7 @@ ARGS   ?=
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test lint types unit format oracle bench compare strategies peers roofline clean
+.PHONY: help serve run test lint types unit format oracle bench compare strategies peers roofline soak clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ peers: $(VENV)/.tested ## Compare with OpenVINO GenAI and llama.cpp in one run (
 
 roofline: $(VENV)/.installed ## What this machine could do at best
 	@$(BIN)/python benchmarks/roofline.py
+
+soak: $(VENV)/.installed ## A steady load for 20 minutes: throughput and memory of each
+	@$(BIN)/python benchmarks/soak.py --model $(MODEL) $(ARGS)
 
 clean: ## Remove the virtual environment and what was built
 	rm -rf $(VENV) build dist
