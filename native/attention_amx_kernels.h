@@ -134,7 +134,7 @@ class TileAttention {
       const int64_t left = rows_ - row;
       rows = left >= kMostRows ? kMostRows : left < kTileQueries ? left : kTileQueries;
       const int64_t tile_rows = rows < kTileQueries ? rows : kTileQueries;
-      if (tile_rows != configured) AttentionTileConfig(tile_rows).load();
+      if (tile_rows != configured) TileConfig(tile_rows).load();
       configured = tile_rows;
       float* const row_states = states + row * chunk_.shape.state_floats();
       if (rows == kMostRows) {

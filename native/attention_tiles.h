@@ -1,6 +1,7 @@
 // Keys and values as operands of AMX bf16 tiles, and the tile registers of attention.
 #pragma once
 
+#include "tile_config.h"
 #include "vec.h"
 
 #if defined(__AMX_BF16__)
@@ -33,26 +34,6 @@ inline void write_kv_tiles(const float* k, const float* v, uint16_t* block, int6
     _mm512_mask_storeu_epi16(values + d * kLanes, tokens, twice);
   }
 }
-
-// Layout of Intel's tile configuration, palette 1. Registers 0 to 3 accumulate; A is in 4 and 5, B in 6
-// and 7.
-struct alignas(64) AttentionTileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {};
-
-  explicit AttentionTileConfig(int64_t queries) {
-    for (int i = 0; i < 6; ++i) rows[i] = static_cast<uint8_t>(queries);
-    rows[6] = rows[7] = 16;
-  }
-  SHOAL_INLINE void load() const {
-    // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
-    asm volatile("" : : "r"(this) : "memory");
-    _tile_loadconfig(this);
-  }
-};
 
 // kRowTiles x kColumns accumulators. a and out have the rows one below the other, the given number of
 // bytes apart; b(i) is a B tile for column i; columns are side by side in `out`.

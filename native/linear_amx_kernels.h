@@ -11,6 +11,7 @@
 
 #include "linear_kernels.h"
 #include "row_kernels.h"
+#include "tile_config.h"
 #include "tile_table.h"
 
 #if defined(__AMX_BF16__)
@@ -19,27 +20,6 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr int kTileRowsMax = 16;
 inline constexpr int kTileBytes = 1024;  // 16 rows of 32 bf16
-
-// Layout of Intel's tile configuration, palette 1.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes_per_row[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// Sums in tiles 0 to 3, activations in 4 and 5, of `rows` rows each; weights in 6 and 7.
-inline void configure_tiles(int64_t rows) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.bytes_per_row[tile] = 64;
-    config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : 16);
-  }
-  // GCC 12 believes that the intrinsic reads 8 bytes only and would drop the stores to the rest.
-  asm volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
 
 // Weights in half precision as bf16 of 2^-112 times their value.
 SHOAL_INLINE __m512i cut_to_bf16(__m512h w) {
@@ -245,7 +225,7 @@ SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
     return args.row_begin + (row < rows - tile_rows ? row : rows - tile_rows);
   };
   const int64_t places = tiles <= 2 ? kFewPlaces : kAllPlaces;
-  configure_tiles(tile_rows);
+  TileConfig(tile_rows).load();
   for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
     auto store = make_store(pair, tile_rows);
     if (tiles == 1) {
