@@ -21,6 +21,7 @@ class TlsSession:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self.has_ended = False  # the server has said that it sends nothing more
 
     async def shake_hands(self, sock: socket.socket) -> None:
         """Begin the session over a connected, non-blocking socket.
@@ -58,6 +59,7 @@ class TlsSession:
         try:
             while part := self._session.read(READ_SIZE):
                 parts.append(part)
+            self.has_ended = True
         except ssl.SSLWantReadError:
             pass  # the next record is incomplete
         return b"".join(parts)

@@ -109,27 +109,28 @@ class Wire:
         try:
             data, ancillary, _, _ = self._socket.recvmsg(READ_SIZE, _ANCILLARY_SIZE)
             now = self._time_of(ancillary)
-            if data and self._tls is not None:
-                content = self._tls.decrypt(data)
-                self._send_reply(self._tls)
-            else:
-                content = data
+            content = data if self._tls is None else self._decrypt(self._tls, data)
         except BlockingIOError:
             return
         except OSError as error:
-            self._receiver.connection_lost(error)
-            self.close()
+            self._lose(error)
             return
         if content:
             self._receiver.data_received(content, now)
-        elif not data:
-            self._receiver.connection_lost(None)
-            self.close()
+        if not data or (self._tls is not None and self._tls.has_ended):
+            self._lose(None)
 
-    def _send_reply(self, tls: TlsSession) -> None:
-        """Send what TLS itself has to say to what came."""
+    def _decrypt(self, tls: TlsSession, data: bytes) -> bytes:
+        """The text in `data`; what TLS itself has to say to it is sent."""
+        content = tls.decrypt(data)
         if reply := tls.pending():
             self._send(reply)
+        return content
+
+    def _lose(self, error: OSError | None) -> None:
+        if not self.is_closed:  # else the receiver has closed it, and knows
+            self._receiver.connection_lost(error)
+            self.close()
 
     def _time_of(self, ancillary: _Ancillary) -> float:
         """When a piece came; when it was read, where the system doesn't tell."""
