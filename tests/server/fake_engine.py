@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 
 from shoal.config import EngineConfig
 from shoal.engine.inputs import DEFAULT_OPTIONS
@@ -20,7 +20,7 @@ from shoal.model.chat import ChatTemplate
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import FinishReason, RequestOptions, SamplingParams, TokenLogprob
 from shoal.scheduler.interface import BatchView, SchedulerStats
-from shoal.server.app import create_app
+from shoal.server.http import HttpServer
 from shoal.server.state import ServerState
 
 Script = Callable[[list[int], SamplingParams], AsyncIterator[CompletionDelta]]
@@ -141,13 +141,12 @@ async def queued(prompt: list[int], params: SamplingParams) -> AsyncIterator[Com
 async def serving(engine: FakeEngine, **settings: Any) -> AsyncIterator[Served]:
     """The server on a free port, in this event loop."""
     state = ServerState(engine=engine, model_names=("fake", "alias"), **settings)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(state), port=0, log_config=None, lifespan="off", ws="none")
-    )
-    task = asyncio.create_task(server._serve())
+    server = HttpServer(state)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
         try:
             yield Served(client, state, port)

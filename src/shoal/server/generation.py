@@ -78,7 +78,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
         """Yield `(choice index, delta)` as the engine brings them.
 
-        Closing the generator aborts what still runs.
+        A delta counts when the next is asked for: it has been written to the client then, if the
+        answer is streamed. Closing the generator aborts what still runs.
 
         Raises:
             InvalidParameterError, RequestRejectedError, QueueFullError: before the first yield of
@@ -91,8 +92,10 @@ class Generation:
             async with aclosing(self._merged()) as merged:
                 async for prompt_index, delta in merged:
                     choice_index = prompt_index * num_samples + delta.index
-                    self._count(prompt_index, choice_index, delta)
-                    yield choice_index, delta
+                    try:
+                        yield choice_index, delta
+                    finally:  # it was generated, even if the client has gone away
+                        self._count(prompt_index, choice_index, delta)
         except (GeneratorExit, asyncio.CancelledError):
             reason = FinishReason.ABORT
             raise

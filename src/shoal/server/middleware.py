@@ -87,8 +87,12 @@ def _unauthorized() -> ApiError:
 
 
 def _make_record(scope: Scope, headers: Headers) -> RequestRecord:
-    """A record whose id is the client's when that is short, printable ASCII."""
+    """A record whose id is the client's when that is short, printable ASCII.
+
+    It starts when the request's first bytes came, where the server tells.
+    """
     record = RequestRecord("", scope["method"], scope["path"])
+    record.start = scope.get("state", {}).get("received", record.start)
     given = headers.get("x-request-id", "")
     is_usable = 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
     record.client_request_id = given if is_usable else record.request_id
