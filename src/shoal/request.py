@@ -156,9 +156,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     use_prefix_cache: bool = True
     max_queue_time: float | None = None  # seconds; can only shorten the engine's own limit
     max_total_time: float | None = None  # seconds; likewise
+    client_request_id: str = ""  # what its client calls it, for the step trace
 
     def __post_init__(self) -> None:
-        for name, kind in (("priority", int), ("cache_salt", str), ("use_prefix_cache", bool)):
+        for name, kind in (
+            ("priority", int),
+            ("cache_salt", str),
+            ("use_prefix_cache", bool),
+            ("client_request_id", str),
+        ):
             value = getattr(self, name)
             _require(
                 type(value) is kind, name, f"{name} must be {kind.__name__}, got {value!r:.80}"
@@ -204,6 +210,7 @@ class Request:
     cache_scope: tuple[str, str] | None = None  # who shares its blocks; None: nobody
     max_queue_time: float | None = None  # seconds from arrival_time; resolved
     max_total_time: float | None = None  # likewise
+    client_request_id: str = ""  # what its client calls it
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import POISON, faults, running, until
+from server_process import POISON, ServerProcess, faults, running, until
 from streams import COMPLETIONS, Stream, post_and_leave_open
 
 pytestmark = pytest.mark.e2e
@@ -30,6 +30,22 @@ def ends_in(path: Path) -> list[tuple[str, str | None]]:
     return ends
 
 
+def names_in(path: Path) -> list[str]:
+    """What the clients called their requests, in the order of the requests' ends."""
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    return [
+        event["args"]["client_request_id"]
+        for event in events
+        if (event["name"], event["ph"]) == ("request", "b")
+    ]
+
+
+def logged_ids(server: ServerProcess) -> set[str]:
+    """The ids of the requests in the access log."""
+    lines = [line.partition(" shoal.access: ")[2] for line in server.stderr.splitlines()]
+    return {json.loads(line)["request_id"] for line in lines if line}
+
+
 def test_every_request_has_its_track_to_its_end(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     arguments = (str(tiny_model), "--max-num-seqs", "1", "--trace-file", str(path))
@@ -46,6 +62,8 @@ def test_every_request_has_its_track_to_its_end(tiny_model: Path, tmp_path: Path
         # The first answer tells a text that the second can stop at.
         greedy = {**ENDLESS, "temperature": 0}
         text = complete(**{**greedy, "max_tokens": 8})["choices"][0]["text"]
+        headers = {"X-Request-Id": "mine"}
+        client.post(COMPLETIONS, json={**greedy, "max_tokens": 1, "n": 2}, headers=headers)
         stopped = complete(**greedy, stop=[text[:1]])
         assert stopped["choices"][0]["finish_reason"] == "stop"
         complete(prompt=[5, POISON])
@@ -58,7 +76,11 @@ def test_every_request_has_its_track_to_its_end(tiny_model: Path, tmp_path: Path
         with post_and_leave_open(server, {**ENDLESS, "stream": True}):
             until(lambda: server.metrics()["num_requests_running"] == 1)
         until(server.is_idle)
+    assert names_in(path).count("mine") == 2
+    assert set(names_in(path)) <= logged_ids(server)
     assert ends_in(path) == [
+        ("decode", "length"),
+        ("decode", "length"),
         ("decode", "length"),
         ("decode", "stop"),
         ("prefill", "error"),

@@ -190,9 +190,13 @@ class Observer:
     """Writes down all that it is told."""
 
     def __init__(self) -> None:
+        self.added: list[str] = []
         self.reports: list[StepReport] = []
         self.ends: list[tuple[str, FinishReason | None]] = []
         self.closed = False
+
+    def on_add(self, requests: Sequence[Request]) -> None:
+        self.added += [request.request_id for request in requests]
 
     def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -208,6 +212,7 @@ def test_each_executed_step_is_reported_to_the_observers() -> None:
     observer = Observer()
     core = core_at(Clock(), FakeExecutor(20), observers=[observer])
     core.add([request("a", max_tokens=2)])
+    assert observer.added == ["a"]
     run(core)
     assert [report.step.num_scheduled_tokens for report in observer.reports] == [3, 1]
     assert observer.reports[-1].stats == core.stats()
@@ -243,7 +248,7 @@ def test_samples_that_are_refused_together_have_no_end() -> None:
     core = core_at(Clock(), FakeExecutor(20), observers=[observer], max_waiting_requests=2)
     with pytest.raises(QueueFullError):
         core.add([request(name) for name in "abc"])
-    assert observer.ends == []
+    assert observer.added == observer.ends == []
 
 
 def test_what_an_engine_that_died_leaves_behind_ends_with_its_error() -> None:

@@ -109,6 +109,26 @@ def test_an_answer_that_is_complete_has_its_phases_from_arrival_to_end(tmp_path:
     assert end == {"finish_reason": "length", "cached_tokens": 0, "preemptions": 0}
 
 
+def test_a_track_says_what_the_client_calls_its_request(tmp_path: Path) -> None:
+    engine = TracedEngine(tmp_path / "trace.json", max_num_seqs=1)
+    engine.add("computed", 20, 3, client_request_id="mine")
+    engine.add("queued", 20, 3, client_request_id="yours")
+    engine.add("nameless", 20, 3)
+    engine.core.step()
+    engine.core.abort(["queued"])
+    engine.run()
+    names = {
+        event["id"]: event.get("args")
+        for event in engine.events()
+        if (event["name"], event["ph"]) == ("request", "b")
+    }
+    assert names == {
+        "computed": {"client_request_id": "mine"},
+        "queued": {"client_request_id": "yours"},
+        "nameless": None,
+    }
+
+
 @STRATEGIES
 def test_the_track_of_a_client_that_left_ends_where_it_left(tmp_path: Path, strategy: str) -> None:
     engine = TracedEngine(tmp_path / "trace.json", scheduler=strategy, max_num_seqs=1)

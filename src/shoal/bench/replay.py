@@ -129,6 +129,9 @@ class _StepLog:
         )
         self.num_useful_slots = stats.num_useful_slots
 
+    def on_add(self, requests: Sequence[Request]) -> None:
+        pass
+
     def on_end(self, output: RequestOutput) -> None:
         pass
 

@@ -43,7 +43,10 @@ class StepReport:
 
 
 class EngineObserver(Protocol):
-    """Something that wants to know of every step and every end; it must not raise."""
+    """Something that wants to know of every request and step; it must not raise."""
+
+    def on_add(self, requests: Sequence[Request]) -> None:
+        """The samples of a user's request have been queued."""
 
     def on_step(self, report: StepReport) -> None:
         """A step has been computed and taken in."""
@@ -94,6 +97,8 @@ class EngineCore:
             except Exception:
                 self._take_out(added.request_id for added in requests[:index])
                 raise
+        for observer in self._observers:
+            observer.on_add(requests)
 
     def abort(
         self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT

@@ -87,6 +87,7 @@ class InputProcessor:
                 cache_scope=self._cache_scope(request_id, params, options),
                 max_queue_time=max_queue_time if sample_index == 0 else None,
                 max_total_time=_shorter(options.max_total_time, self._config.max_total_time),
+                client_request_id=options.client_request_id,
             )
             for sample_index in range(params.n)
         ]

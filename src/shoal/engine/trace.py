@@ -3,14 +3,14 @@
 The format is the Trace Event Format's JSON array. Times are microseconds of the engine's clock.
 Steps stand on two tracks, what the scheduler and the executor did; the batch and the KV pool are
 counters, as they are after each step. Requests have a track each, written when they have ended,
-whatever way: a span from arrival to end, which says why it ended, and within it those of the phases
-that it reached.
+whatever way: a span from arrival to end, which says what its client calls it and why it ended, and
+within it those of the phases that it reached.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from shoal.engine.core import StepReport
+from shoal.request import Request
 from shoal.scheduler.interface import RequestOutput, ScheduledStep
 
 _PROCESS = 1
@@ -43,11 +44,18 @@ class StepTrace:
         self._separator = b"[\n"
         self._has_failed = False
         self._num_useful_slots = 0  # of all steps so far
+        self._client_ids: dict[str, str] = {}  # of requests under way, by the engine's ids
         self._write(
             _name("process_name", 0, "shoal engine"),
             _name("thread_name", _SCHEDULER, "scheduler"),
             _name("thread_name", _EXECUTOR, "executor"),
         )
+
+    def on_add(self, requests: Sequence[Request]) -> None:
+        """Remember what the client calls its request."""
+        for request in requests:
+            if request.client_request_id:
+                self._client_ids[request.request_id] = request.client_request_id
 
     def on_step(self, report: StepReport) -> None:
         """Write a step."""
@@ -82,7 +90,7 @@ class StepTrace:
 
     def on_end(self, output: RequestOutput) -> None:
         """Write what a request that has ended went through."""
-        self._write(*_track_of(output))
+        self._write(*_track_of(output, self._client_ids.pop(output.request_id, None)))
 
     def close(self) -> None:
         """Complete the file."""
@@ -123,7 +131,7 @@ def _batch_of(step: ScheduledStep) -> Event:
     }
 
 
-def _track_of(output: RequestOutput) -> Iterable[Event]:
+def _track_of(output: RequestOutput, client_id: str | None) -> Iterable[Event]:
     """The spans of an ended request; the last phase that it reached lasts to its end."""
     times = output.times
     if times is None or times.finished is None:
@@ -135,7 +143,8 @@ def _track_of(output: RequestOutput) -> Iterable[Event]:
         "end": times.finished,
     }
     reached = [(name, start) for name, start in starts.items() if start is not None]
-    yield _request_event("request", "b", times.arrival, output.request_id)
+    name = {} if client_id is None else {"args": {"client_request_id": client_id}}
+    yield _request_event("request", "b", times.arrival, output.request_id) | name
     for (phase, start), (_, end) in pairwise(reached):
         yield _request_event(phase, "b", start, output.request_id)
         yield _request_event(phase, "e", end, output.request_id)

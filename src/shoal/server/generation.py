@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from shoal.engine.outputs import CompletionDelta, RequestMetrics
 from shoal.model.tokenizer import Tokenizer
 from shoal.request import (
@@ -117,12 +119,12 @@ class Generation:
         )
 
     def _merged(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
+        options = msgspec.structs.replace(
+            self.options, client_request_id=self.record.client_request_id
+        )
         streams = [
             self.state.engine.generate(
-                f"{self.record.request_id}-{index}",
-                token_ids,
-                self.params,
-                self.options,
+                f"{self.record.request_id}-{index}", token_ids, self.params, options
             )
             for index, token_ids in enumerate(self.prompts)
         ]

@@ -56,7 +56,10 @@ class Metrics:
         )
         for refusal in get_args(Refusal):
             self._refused.labels(refusal)
-        self._ttft = self._histogram("time_to_first_token", "Arrival to the first token.")
+        self._ttft = self._histogram(
+            "time_to_first_token",
+            "First byte in to first token out.",
+        )
         self._itl = _PlainHistogram(
             "shoal:inter_token_latency_seconds", "Gap between a choice's tokens."
         )
