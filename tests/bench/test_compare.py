@@ -243,6 +243,30 @@ def test_the_words_say_what_to_choose_and_why() -> None:
     assert "80% of the time to first token is waiting in the queue" in text
 
 
+def test_every_sentence_says_which_load_it_is_about() -> None:
+    loads = {0.5: {"static": 1.0, "continuous": 2.0}, 0.9: {"static": 9.0, "continuous": 2.0}}
+    for loaded in (loads, {0.5: loads[0.5]}):
+        for sentence in advice_on(comparison(loaded)):
+            assert re.search(r"[Aa]ll at once|\d+% load|every load measured, 50% to 90%", sentence)
+    (limit,) = [s for s in advice_on(comparison(loads)) if "more slots" in s]
+    assert limit.startswith("At 90% load, continuous: 80% of the time to first token")
+
+
+@pytest.mark.parametrize("strategy", ["static", "continuous"])
+def test_words_about_a_disturbed_run_are_doubtful(strategy: str) -> None:
+    measured = comparison({0.5: {"static": 9.0, "continuous": 2.0}})
+    assert "Uncertain" not in " ".join(advice_on(measured))
+    measured.loaded[0.5][strategy].figures[TAKEN] = 0.23
+    throughput, latency, crossover_, *rest = advice_on(measured)
+    doubt = "Uncertain: other processes had up to 23% of the CPUs meanwhile."
+    assert "Uncertain" not in throughput
+    assert latency.endswith(f"continuous may be the best choice for this load. {doubt}")
+    assert crossover_.endswith(doubt)
+    assert [s.endswith(doubt) for s in rest if "At 50% load" in s] == (
+        [strategy == "continuous"] * sum("At 50% load" in s for s in rest)
+    )
+
+
 def test_strategies_within_the_noise_are_not_told_apart() -> None:
     text = " ".join(advice_on(comparison({0.5: {"dynamic": 2.05, "continuous": 2.0}})))
     assert "too close to tell apart" in text

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
-from shoal.bench.comparison import Comparison, Run
+from shoal.bench.comparison import AT_ONCE, Comparison, Run
+from shoal.bench.disturbance import TAKEN, is_disturbed
 from shoal.config import EngineConfig
 
 MANY_IDLE_SLOTS = 0.75  # below this utilisation a batch's shape is worth a word
@@ -15,13 +17,20 @@ CLEAR_WIN = 1.05  # closer than this is noise
 
 
 def advice_on(comparison: Comparison) -> list[str]:
-    """Sentences for the report, the most important first."""
+    """Sentences for the report, the most important first.
+
+    Each says which load it is about, and if others used the machine meanwhile.
+    """
     sentences = [_on_throughput(comparison)]
     if comparison.loaded:
         sentences += [_on_latency(comparison), *_on_crossover(comparison)]
     sentences += _on_idle_slots(comparison)
     best = min(comparison.highest_load.values(), key=_latency)
-    return sentences + _on_limits(comparison.configs[best.strategy], best)
+    where = _at(max(comparison.loaded)) if comparison.loaded else AT_ONCE.capitalize()
+    return sentences + [
+        _hedged(f"{where}, {best.strategy}: {sentence}", [best])
+        for sentence in _on_limits(comparison.configs[best.strategy], best)
+    ]
 
 
 def crossover(comparison: Comparison, winner: str, other: str) -> float | None:
@@ -46,43 +55,50 @@ def _on_throughput(comparison: Comparison) -> str:
     first, *others = runs
     sentence = f"All at once, {first.strategy} has the highest throughput: {_throughput(first):.0f}"
     ratios = [f"{_throughput(first) / _throughput(run):.2f}x {run.strategy}" for run in others]
-    return f"{sentence} output tokens/s, {' and '.join(ratios)}." if ratios else f"{sentence}."
+    sentence += f" output tokens/s, {' and '.join(ratios)}." if ratios else " output tokens/s."
+    return _hedged(sentence, runs)
 
 
 def _on_latency(comparison: Comparison) -> str:
     load = max(comparison.loaded)
     runs = sorted(comparison.loaded[load].values(), key=_latency)
     first, *others = runs
-    sentence = (
-        f"At {load:.0%} load the mean latency is {_latency(first):.2f} s with {first.strategy}"
-    )
+    sentence = f"{_at(load)} the mean latency is {_latency(first):.2f} s with {first.strategy}"
     rest = [f"{_latency(run):.2f} s with {run.strategy}" for run in others]
-    choice = f"choose {first.strategy} for this load"
     if others and _latency(others[0]) < _latency(first) * CLEAR_WIN:
         choice = f"{first.strategy} and {others[0].strategy} are too close to tell apart"
-    return f"{', '.join([sentence, *rest])}: {choice}."
+    elif any(is_disturbed(run.figures) for run in runs):
+        choice = f"{first.strategy} may be the best choice for this load"
+    else:
+        choice = f"choose {first.strategy} for this load"
+    return _hedged(f"{', '.join([sentence, *rest])}: {choice}.", runs)
 
 
 def _on_crossover(comparison: Comparison) -> list[str]:
     sentences = []
+    low, high = min(comparison.loaded), max(comparison.loaded)
     for other in comparison.configs:
         if other == "continuous" or "continuous" not in comparison.configs:
             continue
         load = crossover(comparison, "continuous", other)
         if load is None:
-            sentence = f"{other} keeps the lower mean latency up to the highest load measured."
+            sentence = f"{_at(high)}, the highest measured, {other} has the lower mean latency."
         elif load == 0.0:
-            sentence = f"Continuous has a lower mean latency than {other} at every load measured."
+            sentence = (
+                f"Continuous has a lower mean latency than {other} at every load measured, "
+                f"{low:.0%} to {high:.0%}."
+            )
         else:
             sentence = f"Continuous begins to win over {other} at about {load:.0%} load."
-        sentences.append(sentence)
+        runs = [runs[name] for runs in comparison.loaded.values() for name in ("continuous", other)]
+        sentences.append(_hedged(sentence, runs))
     return sentences
 
 
 def _on_idle_slots(comparison: Comparison) -> list[str]:
     return [
-        f"{run.strategy} used {run.figures['slot_utilization']:.0%} of its slots: answers differ "
-        "in length, and short ones wait for the longest of their batch."
+        f"All at once, {run.strategy} used {run.figures['slot_utilization']:.0%} of its slots: "
+        "answers differ in length, and short ones wait for the longest of their batch."
         for run in comparison.at_once.values()
         if run.strategy != "continuous" and run.figures["slot_utilization"] < MANY_IDLE_SLOTS
     ]
@@ -112,6 +128,20 @@ def _on_limits(config: EngineConfig, run: Run) -> list[str]:
             f"token is waiting in the queue: this load needs {remedy}, or another machine."
         )
     return sentences
+
+
+def _at(load: float) -> str:
+    return f"At {load:.0%} load"
+
+
+def _hedged(sentence: str, runs: Iterable[Run]) -> str:
+    """The sentence, with a doubt if others had much of the machine in one of its runs."""
+    shares = [run.figures[TAKEN] for run in runs if is_disturbed(run.figures)]
+    if not shares:
+        return sentence
+    return (
+        f"{sentence} Uncertain: other processes had up to {max(shares):.0%} of the CPUs meanwhile."
+    )
 
 
 def _throughput(run: Run) -> float:

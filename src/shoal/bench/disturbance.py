@@ -80,6 +80,11 @@ class CpuWatch:
         return {} if now is None or self._start is None else now.figures_since(self._start)
 
 
+def is_disturbed(figures: Figures) -> bool:
+    """Whether others had so much of the machine that the figures may mislead."""
+    return figures.get(TAKEN, 0.0) > MAX_TAKEN_SHARE
+
+
 def warnings_on(figures: Mapping[str, Figures], what: str) -> list[str]:
     """A sentence if others had much of the machine; none if not, or if nobody knows.
 
@@ -88,7 +93,7 @@ def warnings_on(figures: Mapping[str, Figures], what: str) -> list[str]:
         what: what the measurements are, in the plural.
     """
     shares = {name: of_one[TAKEN] for name, of_one in figures.items() if TAKEN in of_one}
-    disturbed = [name for name, share in shares.items() if share > MAX_TAKEN_SHARE]
+    disturbed = [name for name in shares if is_disturbed(figures[name])]
     if not disturbed:
         return []
     worst = max(disturbed, key=lambda name: shares[name])
