@@ -203,6 +203,23 @@ def test_a_refusal_is_told(browser: Browser, tiny_server: ServerProcess) -> None
     assert "32768" in browser.text("#answer-status")
 
 
+def test_each_choice_of_a_request_has_its_index(
+    browser: Browser, tiny_server: ServerProcess
+) -> None:
+    open_live(browser, tiny_server)
+
+    def names() -> list[str]:
+        """The rows' words behind the ids of their requests, which have no spaces."""
+        return sorted(" ".join(text.split()[1:]) for text in browser.texts(f"{ROW} .request"))
+
+    with going_on(tiny_server, {"n": 3}):
+        browser.wait(lambda: names() == ["0/0", "0/1", "0/2"])
+    with going_on(tiny_server, {"prompt": [[5], [6]]}):
+        browser.wait(lambda: names() == ["0/0", "1/0"])
+    with going_on(tiny_server, {}):
+        browser.wait(lambda: names() == [""])
+
+
 @pytest.mark.parametrize("width", [380, 1200])
 def test_nothing_is_wider_than_the_window(
     browser: Browser, tiny_server: ServerProcess, width: int

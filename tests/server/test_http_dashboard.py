@@ -117,16 +117,28 @@ async def test_a_row_bears_the_name_that_its_client_gave_it(
 ) -> None:
     engine.script = endless
     headers = {"x-request-id": "mine"}
-    body = {"prompt": ["a", "b"], "stream": True}
+    body = {"prompt": "a", "stream": True}
     async with served.client.stream("POST", COMPLETIONS, json=body, headers=headers) as response:
         await anext(response.aiter_lines())
         (inner,) = served.state._in_flight
-        engine.batch = BatchView([progress(f"{inner}-1/0"), progress("gone-0/0")], [])
+        engine.batch = BatchView([progress(f"{inner}-0/0"), progress("gone-0/0")], [])
         rows = (await served.client.get(STATE_PATH)).json()["running"]
-    assert [(row["request_id"], row["sample"]) for row in rows] == [
-        ("mine", "1/0"),
-        ("gone", "0/0"),
-    ]
+    assert [(row["request_id"], row["sample"]) for row in rows] == [("mine", ""), ("gone", "0/0")]
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}])
+async def test_each_of_several_choices_has_its_index_and_the_last_left_too(
+    served: Served, engine: FakeEngine, body: dict[str, object]
+) -> None:
+    engine.script = endless
+    stream = body | {"stream": True}
+    async with served.client.stream("POST", COMPLETIONS, json=stream) as response:
+        await anext(response.aiter_lines())
+        (inner,) = served.state._in_flight
+        for samples in (["0/0", "0/1"], ["0/0"], ["1/0"]):
+            engine.batch = BatchView([progress(f"{inner}-{sample}") for sample in samples], [])
+            rows = (await served.client.get(STATE_PATH)).json()["running"]
+            assert [row["sample"] for row in rows] == samples
 
 
 async def test_the_counters_are_those_of_the_metrics(served: Served, engine: FakeEngine) -> None:

@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     """A sequence that runs or waits."""
 
     request_id: str  # the client's
-    sample: str  # "prompt/sample" of the request, from 0
+    sample: str  # "prompt/sample", from 0, of a request with several choices; else ""
     phase: Phase
     age: float  # seconds since its arrival
     priority: int
@@ -154,7 +154,7 @@ def _row(state: ServerState, progress: RequestProgress, phase: Phase, now: float
     record = state.record_of(request_id)  # none, if its client has just gone
     return Row(
         request_id=request_id if record is None else record.client_request_id,
-        sample=sample,
+        sample="" if record is not None and record.num_choices == 1 else sample,
         phase=phase,
         age=max(0.0, now - progress.arrival_time),
         priority=progress.priority,

@@ -65,6 +65,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self._progress = [_Progress() for _ in range(self.num_choices)]
+        self.record.num_choices = self.num_choices
         self.record.prompt_tokens = sum(map(len, self.prompts))
 
     @property

@@ -31,6 +31,7 @@ class RequestRecord:
     status: int | None = None
     error_code: str | None = None
     refusal: Refusal | None = None
+    num_choices: int = 1  # of the answer
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0

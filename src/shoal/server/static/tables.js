@@ -47,7 +47,7 @@ function newRow(columns) {
 }
 
 function showRequest(cell, row, isOwn) {
-  const sample = row.sample === "0/0" ? "" : ` ${row.sample}`;
+  const sample = row.sample && ` ${row.sample}`;
   const preempted = row.num_preemptions ? `, preempted ${row.num_preemptions}×` : "";
   setText(cell, (isOwn ? "yours" : row.request_id) + sample + preempted);
   cell.title = row.request_id;
