@@ -193,9 +193,7 @@ class _Sender:
 
     async def send_at(self, scheduled: float, request: bytes) -> None:
         """Send a request when it is due, and wait for the end of its answer."""
-        connection = await self._target.client.reserve()
-        await self._timer.wait_until(scheduled)
-        record = await self._send(scheduled, request, connection)
+        record = await self._send(scheduled, request, await self._target.client.reserve())
         self.records.append(record)
         if self._on_end is not None:
             self._on_end(len(self.records), self._num_requests)
@@ -203,8 +201,9 @@ class _Sender:
     async def _send(
         self, scheduled: float, request: bytes, connection: Connection | None
     ) -> RequestRecord:
-        sent = self.clock()
+        """Wait and send. What can be made before the request is due is made before."""
         stream, raw = AnswerStream(), bytearray()
+        sent = scheduled
         response: Response | None = None
         failure: Failure | None = None
 
@@ -214,7 +213,10 @@ class _Sender:
                 raw.extend(piece)
 
         try:
-            async with asyncio.timeout(self._target.config.request_timeout):
+            wait = max(0.0, scheduled - self.clock())
+            async with asyncio.timeout(wait + self._target.config.request_timeout):
+                await self._timer.wait_until(scheduled)
+                sent = self.clock()
                 response = await self._target.client.send(request, take, connection)
         except TimeoutError:
             limit = self._target.config.request_timeout
