@@ -13,8 +13,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from shoal.bench.replay import Replay, ReplayEngine
-from shoal.bench.timeline import draw_timeline, legend_entries
+from shoal.bench.comparison.timeline import draw_timeline, legend_entries
+from shoal.bench.runs.replay import Replay, ReplayEngine
 from shoal.config import EngineConfig
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "strategies.png"

@@ -22,7 +22,7 @@ from rich.table import Table
 from roofline import measure as measure_peaks
 
 from shoal._native import kernels
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 STORAGE_TYPE = "Q4_1"
 BLOCK_BYTES, BLOCK_COLUMNS = 20, 32

@@ -21,7 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 EVENT = (
     b'{"id":"cmpl-5b0e6ad1c4f34b0c8a5c7d0f","created":1700000000,"model":"mock","choices":'

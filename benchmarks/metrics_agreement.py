@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 WORKLOADS = {
     "50-800 in, 20-200 out": "--input-len 50:800 --output-len 20:200",

@@ -27,8 +27,8 @@ from rich.table import Table
 from setup_peers import ROOT, interpreter, model_file
 from workers.protocol import Engine, Job, Measurement
 
-from shoal.bench.machine import Machine
-from shoal.bench.workload import (
+from shoal.bench.results.machine import Machine
+from shoal.bench.workloads.workload import (
     LengthRange,
     Workload,
     WorkloadRequest,

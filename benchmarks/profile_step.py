@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 from shoal.config import BLOCK_SIZE
 from shoal.executor.native import NativeExecutor
 from shoal.model.loader import open_model

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 SOURCE = Path(__file__).with_name("roofline.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-pthread"]

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from startup import free_port, wait_for
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 CONCURRENCY = 32
 LENGTHS = ["--input-len", "50:800", "--output-len", "20:200"]

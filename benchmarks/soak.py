@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from served_share import CONCURRENCY, serving
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 
 INPUT_LEN, OUTPUT_LEN = (50, 800), (20, 200)
 NUM_LENGTHS = 64

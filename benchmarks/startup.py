@@ -26,7 +26,7 @@ from process_times import resident_bytes, tree_of
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 from shoal.config import EngineConfig
 from shoal.model.registry import resolve
 

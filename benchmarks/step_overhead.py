@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.messages import Advanced

@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from profile_step import KV_CACHE_BYTES, LONGEST_CONTEXT, Shape, measure
 
-from shoal.bench.machine import Machine
+from shoal.bench.results.machine import Machine
 from shoal.executor.native import NativeExecutor
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve

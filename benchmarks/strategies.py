@@ -22,11 +22,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.arrivals import gamma_arrivals
-from shoal.bench.lengths import ExponentialLengths, LengthRange
-from shoal.bench.machine import Machine
-from shoal.bench.replay import Replay, ReplayEngine
-from shoal.bench.workload import (
+from shoal.bench.results.machine import Machine
+from shoal.bench.runs.replay import Replay, ReplayEngine
+from shoal.bench.workloads.arrivals import gamma_arrivals
+from shoal.bench.workloads.lengths import ExponentialLengths, LengthRange
+from shoal.bench.workloads.workload import (
     Workload,
     WorkloadRequest,
     generate_requests,

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from shoal.bench import compare
-from shoal.bench.advice import advice_on, crossover
-from shoal.bench.charts import curves, slots_used, timelines
+from shoal.bench.client.load import Failure
 from shoal.bench.compare import CompareConfig
-from shoal.bench.comparison import Comparison, Run
-from shoal.bench.disturbance import MAX_TAKEN_SHARE, STOLEN, TAKEN
+from shoal.bench.comparison.advice import advice_on, crossover
+from shoal.bench.comparison.charts import curves, slots_used, timelines
+from shoal.bench.comparison.comparison import Comparison, Run
 from shoal.bench.errors import BenchError
-from shoal.bench.lengths import LengthRange
-from shoal.bench.load import Failure
-from shoal.bench.measure import RequestTimeline, Slo
-from shoal.bench.outcome import Outcome
-from shoal.bench.steps import EngineRecord, RowKind, StepRecord
-from shoal.bench.workload import ComparedWorkload
+from shoal.bench.results.disturbance import MAX_TAKEN_SHARE, STOLEN, TAKEN
+from shoal.bench.results.measure import RequestTimeline, Slo
+from shoal.bench.runs.outcome import Outcome
+from shoal.bench.runs.steps import EngineRecord, RowKind, StepRecord
+from shoal.bench.workloads.lengths import LengthRange
+from shoal.bench.workloads.workload import ComparedWorkload
 from shoal.config import ConfigError, EngineConfig
 
 STRATEGIES = ("static", "dynamic", "continuous")

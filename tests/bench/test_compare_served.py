@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.errors import BenchError
-from shoal.bench.server_process import serving
+from shoal.bench.runs.server_process import serving
 from shoal.cli import main
 from shoal.config import EngineConfig
 

@@ -10,8 +10,8 @@ from statistics import pstdev
 import pytest
 from mock_server import DONE, Answer, MockServer, text, tokens, usage
 
-from shoal.bench import target
-from shoal.bench.report import make_table
+from shoal.bench.client import target
+from shoal.bench.results.report import make_table
 from shoal.cli import main
 
 

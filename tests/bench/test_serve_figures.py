@@ -11,14 +11,14 @@ from statistics import mean, median
 import pytest
 from mock_server import DONE, Answer, MockServer, delta, text, tokens, usage
 
-from shoal.bench.arrivals import ArrivalConfig, ClosedLoop, OpenLoop
-from shoal.bench.connection import HttpClient
-from shoal.bench.lengths import LengthRange
-from shoal.bench.load import run_load
-from shoal.bench.measure import Slo
-from shoal.bench.served import Plan, PreparationConfig, run_once
-from shoal.bench.target import TargetConfig, connect
-from shoal.bench.workload import Workload, WorkloadRequest
+from shoal.bench.client.connection import HttpClient
+from shoal.bench.client.load import run_load
+from shoal.bench.client.target import TargetConfig, connect
+from shoal.bench.results.measure import Slo
+from shoal.bench.runs.served import Plan, PreparationConfig, run_once
+from shoal.bench.workloads.arrivals import ArrivalConfig, ClosedLoop, OpenLoop
+from shoal.bench.workloads.lengths import LengthRange
+from shoal.bench.workloads.workload import Workload, WorkloadRequest
 
 
 def equals(expected):

@@ -6,11 +6,11 @@ import pytest
 from mock_server import DONE, Answer, MockServer, text, tokens, usage
 from test_serve_figures import due_times, plan, run_on
 
-from shoal.bench import connection
-from shoal.bench.connection import HttpClient
+from shoal.bench.client import connection
+from shoal.bench.client.connection import HttpClient
+from shoal.bench.client.target import TargetConfig, connect
 from shoal.bench.errors import BenchError
-from shoal.bench.prompts import WORDS
-from shoal.bench.target import TargetConfig, connect
+from shoal.bench.workloads.prompts import WORDS
 
 
 class CachingScript:

@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 import pytest
 
-from shoal.bench.report import make_table
+from shoal.bench.results.report import make_table
 from shoal.bench.throughput import ThroughputConfig, run
-from shoal.bench.workload import LengthRange, Workload, generate_requests
+from shoal.bench.workloads.workload import LengthRange, Workload, generate_requests
 from shoal.cli import main
 from shoal.config import EngineConfig
 

@@ -16,16 +16,16 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.bench.advice import advice_on
-from shoal.bench.comparison import Comparison, Runner, run_in_process
-from shoal.bench.disturbance import warnings_on
-from shoal.bench.lengths import LengthRange
-from shoal.bench.machine import Machine
-from shoal.bench.measure import Slo
-from shoal.bench.replay import replay_in_process
-from shoal.bench.report import write_json
-from shoal.bench.served_strategy import ServedRunner
-from shoal.bench.workload import (
+from shoal.bench.comparison.advice import advice_on
+from shoal.bench.comparison.comparison import Comparison, Runner, run_in_process
+from shoal.bench.results.disturbance import warnings_on
+from shoal.bench.results.machine import Machine
+from shoal.bench.results.measure import Slo
+from shoal.bench.results.report import write_json
+from shoal.bench.runs.replay import replay_in_process
+from shoal.bench.runs.served_strategy import ServedRunner
+from shoal.bench.workloads.lengths import LengthRange
+from shoal.bench.workloads.workload import (
     ComparedWorkload,
     Workload,
     generate_requests,
@@ -133,7 +133,7 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     if find_spec("matplotlib") is None:
         raise ConfigError("the pictures need matplotlib: pip install 'shoal[bench]'")
     # It needs matplotlib, which is an extra.
-    from shoal.bench.compare_report import (  # noqa: PLC0415
+    from shoal.bench.comparison.report import (  # noqa: PLC0415
         require_output,
         results_table,
         write_html,

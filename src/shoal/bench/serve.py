@@ -18,23 +18,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.bench.arrivals import ArrivalConfig, process_in_words
-from shoal.bench.capacity import (
+from shoal.bench.client.connection import HttpClient
+from shoal.bench.client.load import OnEnd
+from shoal.bench.client.target import Target, TargetConfig, connect
+from shoal.bench.results.machine import Machine
+from shoal.bench.results.measure import Slo
+from shoal.bench.results.output_path import require_writable
+from shoal.bench.results.report import Figures, print_table, write_json
+from shoal.bench.runs.capacity import (
     SUSTAINED_SHARE,
     UNLOADED_REQUESTS,
     Capacity,
     CapacityConfig,
     find_capacity,
 )
-from shoal.bench.connection import HttpClient
-from shoal.bench.load import OnEnd
-from shoal.bench.machine import Machine
-from shoal.bench.measure import Slo
-from shoal.bench.output_path import require_writable
-from shoal.bench.report import Figures, print_table, write_json
-from shoal.bench.served import Plan, PreparationConfig, ServedRun, run_once
-from shoal.bench.target import Target, TargetConfig, connect
-from shoal.bench.workload import Workload
+from shoal.bench.runs.served import Plan, PreparationConfig, ServedRun, run_once
+from shoal.bench.workloads.arrivals import ArrivalConfig, process_in_words
+from shoal.bench.workloads.workload import Workload
 
 
 @Parameter(name="*")

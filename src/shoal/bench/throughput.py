@@ -17,11 +17,11 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from shoal.bench.machine import Machine
-from shoal.bench.measure import RequestTimeline, measure
-from shoal.bench.output_path import require_writable
-from shoal.bench.report import Figures, figures_of, print_table, write_json
-from shoal.bench.workload import (
+from shoal.bench.results.machine import Machine
+from shoal.bench.results.measure import RequestTimeline, measure
+from shoal.bench.results.output_path import require_writable
+from shoal.bench.results.report import Figures, figures_of, print_table, write_json
+from shoal.bench.workloads.workload import (
     LengthRange,
     Workload,
     WorkloadRequest,

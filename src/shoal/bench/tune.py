@@ -15,12 +15,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.bench.arrivals import gamma_arrivals, trace_arrivals
-from shoal.bench.machine import Machine
-from shoal.bench.measure import Slo
-from shoal.bench.output_path import require_writable
-from shoal.bench.replay import replay_in_process
-from shoal.bench.report import write_json
+from shoal.bench.results.machine import Machine
+from shoal.bench.results.measure import Slo
+from shoal.bench.results.output_path import require_writable
+from shoal.bench.results.report import write_json
+from shoal.bench.runs.replay import replay_in_process
 from shoal.bench.tuning.objectives import (
     GoodShare,
     HighestRate,
@@ -32,7 +31,8 @@ from shoal.bench.tuning.report import as_json, command, sentences, trials_table
 from shoal.bench.tuning.search import Budget, OnTrial, Search
 from shoal.bench.tuning.space import Space
 from shoal.bench.tuning.trial import Objective
-from shoal.bench.workload import (
+from shoal.bench.workloads.arrivals import gamma_arrivals, trace_arrivals
+from shoal.bench.workloads.workload import (
     TrialWorkload,
     WorkloadRequest,
     generate_requests,

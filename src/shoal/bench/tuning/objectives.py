@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.bench.arrivals import gamma_arrivals
-from shoal.bench.capacity import SUSTAINED_SHARE, RateSearch
-from shoal.bench.disturbance import CpuWatch
-from shoal.bench.measure import Slo
-from shoal.bench.patience import Patience
-from shoal.bench.replay import Replay, replay_in_process
-from shoal.bench.report import Figures
+from shoal.bench.results.disturbance import CpuWatch
+from shoal.bench.results.measure import Slo
+from shoal.bench.results.report import Figures
+from shoal.bench.runs.capacity import SUSTAINED_SHARE, RateSearch
+from shoal.bench.runs.patience import Patience
+from shoal.bench.runs.replay import Replay, replay_in_process
 from shoal.bench.tuning.space import Setting
 from shoal.bench.tuning.trial import Objective, Score, Status, Trial
-from shoal.bench.workload import WorkloadRequest
+from shoal.bench.workloads.arrivals import gamma_arrivals
+from shoal.bench.workloads.workload import WorkloadRequest
 from shoal.config import EngineConfig
 
 RATE_PRECISION = 0.1

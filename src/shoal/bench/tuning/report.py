@@ -11,8 +11,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from shoal.bench.disturbance import warnings_on
-from shoal.bench.serve_flags import serve_flags
+from shoal.bench.results.disturbance import warnings_on
+from shoal.bench.runs.serve_flags import serve_flags
 from shoal.bench.tuning.search import Found
 from shoal.bench.tuning.space import AXES, Setting, Space
 from shoal.bench.tuning.trial import Status, Trial

@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Protocol, Self
 
-from shoal.bench.report import Figures
+from shoal.bench.results.report import Figures
 from shoal.bench.tuning.space import Setting
 
 

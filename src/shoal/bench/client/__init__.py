@@ -1,0 +1,1 @@
+"""The load generator: a lean client of servers with OpenAI's API."""

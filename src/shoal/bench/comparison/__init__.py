@@ -1,0 +1,1 @@
+"""Strategies compared: the runs, the words, the pictures and the report."""

@@ -1,0 +1,1 @@
+"""What a run is told in: figures, the machine, and what disturbed it."""

@@ -1,0 +1,1 @@
+"""A workload run once, on an engine in this process or on a server."""
