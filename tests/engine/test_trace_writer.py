@@ -109,6 +109,15 @@ def test_an_answer_that_is_complete_has_its_phases_from_arrival_to_end(tmp_path:
     assert end == {"finish_reason": "length", "cached_tokens": 0, "preemptions": 0}
 
 
+def test_the_file_holds_whole_events_at_any_time(tmp_path: Path) -> None:
+    engine = TracedEngine(tmp_path / "trace.json")
+    engine.add("0", 20, 3)
+    for num_steps in (0, 1, 2):
+        events = json.loads(engine.path.read_text() + "]")  # as viewers complete it
+        assert sum(event["name"] == "execute" for event in events) == num_steps
+        engine.core.step()
+
+
 def test_a_track_says_what_the_client_calls_its_request(tmp_path: Path) -> None:
     engine = TracedEngine(tmp_path / "trace.json", max_num_seqs=1)
     engine.add("computed", 20, 3, client_request_id="mine")

@@ -108,6 +108,7 @@ class StepTrace:
             for event in events:
                 self._file.write(self._separator + msgspec.json.encode(event))
                 self._separator = b",\n"
+            self._file.flush()  # whole events: viewers read no half one, as a crash would leave
         except OSError as error:
             self._fail(error)
 
