@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,10 +13,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from shoal.bench.comparison.advice import advice_on
 from shoal.bench.comparison.comparison import Comparison, Runner, run_in_process
+from shoal.bench.progress import progress_bar
 from shoal.bench.results.disturbance import warnings_on
 from shoal.bench.results.machine import Machine
 from shoal.bench.results.measure import Slo
@@ -142,8 +142,7 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     config = config or CompareConfig()
     require_output(config.output)
     comparison = _prepare(config)
-    with _progress(comparison.num_runs) as on_run:
-        comparison.measure_all(on_run)
+    _measure(comparison)
     advice = advice_on(comparison)
     content = _content(config, comparison, advice)
     write_json(config.output.with_suffix(".json"), content)
@@ -174,6 +173,14 @@ def _prepare(config: CompareConfig) -> Comparison:
         replay_in_process(configs[config.scheduler[0]], warm_up, [0.0] * len(warm_up))
     requests = generate_requests(config.workload, vocabulary)
     return Comparison(configs, requests, config.load, config.slo, config.workload.seed, runner)
+
+
+def _measure(comparison: Comparison) -> None:
+    begun = itertools.count()
+    columns = (MofNCompleteColumn(), TimeElapsedColumn())
+    with progress_bar(*columns, total=comparison.num_runs) as update:
+        comparison.measure_all(lambda what: update(description=what, completed=next(begun)))
+        update(completed=comparison.num_runs)
 
 
 def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -> dict[str, Any]:
@@ -232,25 +239,3 @@ def _failures_in_words(comparison: Comparison) -> Iterator[str]:
         for kind, count in run.outcome.failures_by_kind.most_common():
             message = next(f.message for f in run.outcome.failures if f.kind == kind)
             yield f"{strategy}, {load}: {count} x {kind}; the first: {message}"
-
-
-@contextmanager
-def _progress(num_runs: int) -> Iterator[Any]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=num_runs)
-        num_begun = 0
-
-        def on_run(description: str) -> None:
-            nonlocal num_begun
-            bar.update(task, description=description, completed=num_begun)
-            num_begun += 1
-
-        yield on_run
-        bar.update(task, completed=num_runs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Annotated, Any
 import uvloop
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from shoal.bench.client.connection import HttpClient
-from shoal.bench.client.load import OnEnd
 from shoal.bench.client.target import Target, TargetConfig, connect
+from shoal.bench.progress import progress_bar
 from shoal.bench.results.machine import Machine
 from shoal.bench.results.measure import Slo
 from shoal.bench.results.output_path import require_writable
@@ -108,8 +107,7 @@ async def _run(config: ServeConfig) -> int:
 
 
 async def _measure(config: ServeConfig, target: Target) -> int:
-    with _progress("requests") as on_end:
-        served = await run_once(target, config.plan, on_end)
+    served = await _run_with_bar(target, config.plan, "requests")
     facts = _facts(target) | {
         "arrivals": served.arrivals.description,
         "prefix_cache": served.prefix_cache,
@@ -177,8 +175,7 @@ class _Probes:
     async def _measure(self, title: str, num_requests: int, arrivals: ArrivalConfig) -> ServedRun:
         workload = replace(self.config.workload, num_requests=num_requests)
         plan = replace(self.config.plan, workload=workload, arrivals=arrivals)
-        with _progress(title) as on_end:
-            served = await run_once(self.target, plan, on_end)
+        served = await _run_with_bar(self.target, plan, title)
         _print_failures(served)
         self.num_failed += served.num_failed
         return served
@@ -292,13 +289,8 @@ def _context(config: ServeConfig) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[OnEnd | None]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda ended, total: progress.update(task, completed=ended, total=total)
+async def _run_with_bar(target: Target, plan: Plan, title: str) -> ServedRun:
+    with progress_bar(MofNCompleteColumn(), TimeElapsedColumn(), description=title) as update:
+        return await run_once(
+            target, plan, lambda ended, total: update(completed=ended, total=total)
+        )

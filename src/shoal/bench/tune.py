@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,8 +12,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
+from shoal.bench.progress import progress_bar
 from shoal.bench.results.machine import Machine
 from shoal.bench.results.measure import Slo
 from shoal.bench.results.output_path import require_writable
@@ -188,15 +188,7 @@ def _context(config: TuneConfig) -> dict[str, Any]:
 
 @contextmanager
 def _progress(budget: Budget) -> Iterator[OnTrial]:
-    """A bar over the budget on a terminal, which tells what is being tried."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("of {task.fields[budget]}"),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        total = f"{budget.seconds / 60:g} min"
-        task = bar.add_task("", total=budget.seconds, budget=total)
-        yield lambda what, spent: bar.update(task, description=what, completed=spent)
+    """A bar over the budget, which tells what is being tried."""
+    columns = (TimeElapsedColumn(), TextColumn(f"of {budget.seconds / 60:g} min"))
+    with progress_bar(*columns, total=budget.seconds) as update:
+        yield lambda what, spent: update(description=what, completed=spent)
