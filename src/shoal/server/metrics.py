@@ -56,10 +56,7 @@ class Metrics:
         )
         for refusal in get_args(Refusal):
             self._refused.labels(refusal)
-        self._ttft = self._histogram(
-            "time_to_first_token",
-            "First byte in to first token out.",
-        )
+        self._ttft = self._histogram("time_to_first_token", "First byte in to first token out.")
         self._itl = _PlainHistogram(
             "shoal:inter_token_latency_seconds", "Gap between a choice's tokens."
         )
