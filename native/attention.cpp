@@ -103,6 +103,23 @@ AttentionTile AttentionPlan::tile(const Task& task, const float* q, int64_t q_st
           .block_table = sequence.block_table};
 }
 
+UpcomingChunk AttentionPlan::after(int64_t task_index, int64_t chunk, const uint16_t* kv,
+                                   int64_t layer) const {
+  const Task* task = &tasks_[task_index];
+  if (++chunk == task->end_chunk) {
+    if (task_index + num_threads_ >= static_cast<int64_t>(tasks_.size())) return {};
+    task = &tasks_[task_index + num_threads_];
+    chunk = task->first_chunk;
+  }
+  const Sequence& sequence = *task->sequence;
+  const int64_t position = sequence.first_position + (task->first_query - sequence.query_start);
+  const int64_t begin = std::max(shape_.first_key(position) / kBlockSize, chunk * kChunkBlocks);
+  const int64_t end =
+      std::min((position + task->num_queries - 1) / kBlockSize + 1, (chunk + 1) * kChunkBlocks);
+  return {kv + layout_.head_offset(layer, task->kv_head), sequence.block_table + begin,
+          end - begin};
+}
+
 void AttentionPlan::finish(const Task& task, const float* states, float* out,
                            int64_t out_stride) const {
   const int64_t group = shape_.group, head_dim = shape_.head_dim;
@@ -124,14 +141,16 @@ void AttentionPlan::run(ThreadPool& pool, const float* q, int64_t q_stride, cons
     float* const blocks = scores + tile_rows * kChunkTokens;
     float* const states = blocks + 2 * kChunkTokens * shape_.head_dim;
     const AttentionScratch scratch{scores, blocks};
+    const auto attend = [&](int64_t chunk, float* to) {
+      kernels_.attend_chunk(shape_, queries, chunk, after(index, chunk, kv, layer), scratch, to);
+    };
     if (task.partial >= 0) {
-      kernels_.attend_chunk(shape_, queries, task.first_chunk, scratch,
-                            partials_.data() + task.partial * tile_states);
+      attend(task.first_chunk, partials_.data() + task.partial * tile_states);
       return;
     }
-    kernels_.attend_chunk(shape_, queries, task.first_chunk, scratch, states);
+    attend(task.first_chunk, states);
     for (int64_t chunk = task.first_chunk + 1; chunk < task.end_chunk; ++chunk) {
-      kernels_.attend_chunk(shape_, queries, chunk, scratch, states + tile_states);
+      attend(chunk, states + tile_states);
       kernels_.merge_states(states, states + tile_states, task.num_queries * shape_.group,
                             shape_.head_dim);
     }

@@ -61,6 +61,8 @@ class AttentionPlan {
   void divide_large_tasks();
   AttentionTile tile(const Task& task, const float* q, int64_t q_stride, const uint16_t* kv,
                      int64_t layer) const;
+  // The chunk that follows `chunk` of a task on the same thread, if tasks take about the same time.
+  UpcomingChunk after(int64_t task_index, int64_t chunk, const uint16_t* kv, int64_t layer) const;
   void finish(const Task& task, const float* states, float* out, int64_t out_stride) const;
 
   AttentionHeads heads_;

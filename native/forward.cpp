@@ -129,6 +129,7 @@ void Forward::run_row(const WriteKvOp& op, const RowSet& set, int64_t row) {
                       block + layout.head_offset(op.layer, head), slot % kBlockSize,
                       layout.head_dim);
   }
+  if (kernels_.prepare_queries) kernels_.prepare_queries(at(op.q, row), op.q.width, layout.head_dim);
 }
 
 void Forward::run_row(const GatedActivationOp& op, const RowSet&, int64_t row) {

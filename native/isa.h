@@ -3,12 +3,13 @@
 
 namespace shoal {
 
-// Ordered: each set includes those before it. All but kAmx, which multiplies in bf16, give the same bits.
+// Ordered: each set includes those before it. All but kAmx, which multiplies in bf16 and int8, give the
+// same bits.
 enum class Isa {
   kPortable,  // plain C++
   kAvx2,      // AVX2, FMA, F16C
   kAvx512,    // AVX-512 F, BW, DQ, VL and VNNI
-  kAmx,       // kAvx512, AVX-512 BF16 and FP16, and AMX bf16 tiles
+  kAmx,       // kAvx512, AVX-512 BF16 and FP16, and AMX bf16 and int8 tiles
 };
 
 // The best set that this processor and operating system support. Asks the kernel for the AMX tile

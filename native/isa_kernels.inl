@@ -16,18 +16,22 @@ const Kernels kernels = {
     .linear = &kLinearKernels,
 #if defined(__AMX_BF16__)
     .tiles = &kTileKernels,
+    .kv_type = KvType::kInt8,
 #else
     .tiles = nullptr,
+    .kv_type = KvType::kHalf,
 #endif
     .rms_norm = rms_norm,
     .rope = rope,
     .gated_silu = gated_silu,
     .add = add,
 #if defined(__AMX_BF16__)
-    .write_kv = write_kv_tiles,
+    .write_kv = write_kv_int8,
+    .prepare_queries = prepare_queries,
     .attend_chunk = attend_chunk_tiles,
 #else
     .write_kv = write_kv,
+    .prepare_queries = nullptr,
     .attend_chunk = attend_chunk,
 #endif
     .merge_states = merge_states,

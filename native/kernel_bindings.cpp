@@ -85,7 +85,7 @@ FloatResult add(const std::string& isa, const Floats& x, const Floats& y) {
   return to_result(std::move(out));
 }
 
-// A block [2 * 16 * head_dim] of halves, zero but for the token at `offset`.
+// A block of one KV head in halves, zero but for the token at `offset`.
 nb::ndarray<nb::numpy, uint16_t> write_kv(const std::string& isa, const Floats& k,
                                           const Floats& v, int64_t offset) {
   const auto head_dim = static_cast<int64_t>(k.size());
@@ -93,10 +93,27 @@ nb::ndarray<nb::numpy, uint16_t> write_kv(const std::string& isa, const Floats& 
   if (head_dim % kBlockSize != 0 || offset < 0 || offset >= kBlockSize) {
     throw std::invalid_argument("k must have a multiple of 16 entries and offset be 0 to 15");
   }
-  std::vector<uint16_t> block(static_cast<std::size_t>(2 * kBlockSize * head_dim));
+  const KvLayout layout{1, 1, head_dim, kernels(isa).kv_type};
+  std::vector<uint16_t> block(static_cast<std::size_t>(layout.head_halves()));
   const std::size_t size = block.size();
   kernels(isa).write_kv(k.data(), v.data(), block.data(), offset, head_dim);
   return to_numpy(std::move(block), {size});
+}
+
+// The size of a block of keys and values in the KV buffer.
+int64_t kv_block_bytes(const std::string& isa, int64_t num_layers, int64_t num_kv_heads,
+                       int64_t head_dim) {
+  const KvLayout layout{num_layers, num_kv_heads, head_dim, kernels(isa).kv_type};
+  return layout.block_halves() * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+// What attend_chunk takes of some heads: a copy, prepared.
+FloatResult prepare_queries(const std::string& isa, const Floats& q, int64_t head_dim) {
+  std::vector<float> prepared = as_vector(q);
+  if (kernels(isa).prepare_queries) {
+    kernels(isa).prepare_queries(prepared.data(), static_cast<int64_t>(prepared.size()), head_dim);
+  }
+  return to_result(std::move(prepared));
 }
 
 // Attention of a batch over one layer of a KV buffer; q: [rows][num_heads * head_dim]. All indices must
@@ -108,18 +125,22 @@ FloatResult attention(const std::string& isa, int num_threads, const Floats& q,
                       int64_t head_dim, float scale, int64_t window, float soft_cap) {
   const AttentionHeads heads{num_heads, num_kv_heads, head_dim, window, scale, soft_cap};
   ThreadPool pool(num_threads);
-  AttentionPlan plan(heads, {1, num_kv_heads, head_dim}, kernels(isa), num_threads);
+  const KvLayout layout{1, num_kv_heads, head_dim, kernels(isa).kv_type};
+  AttentionPlan plan(heads, layout, kernels(isa), num_threads);
   std::vector<Sequence> sequences;
   for (std::size_t s = 0; s < num_computed_tokens.size(); ++s) {
     sequences.push_back({query_start_loc.data()[s], query_start_loc.data()[s + 1],
                          num_computed_tokens.data()[s],
                          block_tables.data() + block_table_start.data()[s]});
   }
-  std::vector<float> out(q.size());
+  std::vector<float> out(q.size()), queries = as_vector(q);
   {
     const nb::gil_scoped_release release;
+    if (kernels(isa).prepare_queries) {
+      kernels(isa).prepare_queries(queries.data(), static_cast<int64_t>(queries.size()), head_dim);
+    }
     plan.prepare(sequences);
-    plan.run(pool, q.data(), num_heads * head_dim, kv.data(), 0, out.data(),
+    plan.run(pool, queries.data(), num_heads * head_dim, kv.data(), 0, out.data(),
              num_heads * head_dim);
   }
   return to_result(std::move(out));
@@ -213,6 +234,8 @@ void bind_kernels(nb::module_& module) {
   module.def("gated_silu", &gated_silu);
   module.def("add", &add);
   module.def("write_kv", &write_kv);
+  module.def("kv_block_bytes", &kv_block_bytes);
+  module.def("prepare_queries", &prepare_queries);
   module.def("attention", &attention, "isa"_a, "num_threads"_a, "q"_a, "kv"_a,
              "query_start_loc"_a, "num_computed_tokens"_a, "block_tables"_a,
              "block_table_start"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a,

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "kv_layout.h"
 #include "linear_table.h"
 #include "tile_table.h"
 
@@ -16,7 +17,7 @@ namespace shoal {
 
 // Keys are split into chunks at absolute positions, for every query alike.
 inline constexpr int kChunkTokens = 256;
-inline constexpr int kChunkBlocks = kChunkTokens / 16;
+inline constexpr int kChunkBlocks = kChunkTokens / kBlockSize;
 
 struct RopeShape {
   int64_t num_heads;
@@ -51,6 +52,13 @@ struct AttentionTile {
   const int32_t* block_table;
 };
 
+// Blocks of the chunk that the thread is likely to attend to next; a kernel may fetch them meanwhile.
+struct UpcomingChunk {
+  const uint16_t* kv = nullptr;  // block 0, its layer and KV head
+  const int32_t* blocks = nullptr;
+  int64_t num_blocks = 0;
+};
+
 // Working memory of attend_chunk, 64-byte aligned. The kernels for AMX divide it in their own way.
 struct AttentionScratch {
   float* scores;  // [rows][kChunkTokens], at least 32 rows
@@ -67,6 +75,7 @@ inline constexpr int kWeightBlock = 512;  // weights summed together by exp_weig
 struct Kernels {
   const LinearKernels* linear;
   const TileKernels* tiles;  // AMX alone; null otherwise
+  KvType kv_type;            // of attention's keys and values
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight over n columns.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t n, float epsilon);
@@ -80,9 +89,12 @@ struct Kernels {
   void (*write_kv)(const float* k, const float* v, uint16_t* block, int64_t offset,
                    int64_t head_dim);
 
+  // Turns one row's query heads into what attend_chunk takes, in place; null if they are that already.
+  void (*prepare_queries)(float* q, int64_t n, int64_t head_dim);
+
   // Attends the tile's rows to the keys of one chunk that each may see; writes a state for each row.
   void (*attend_chunk)(const AttentionShape& shape, const AttentionTile& tile, int64_t chunk,
-                       const AttentionScratch& scratch, float* states);
+                       const UpcomingChunk& next, const AttentionScratch& scratch, float* states);
   // Merges the states of a later chunk into `states`, row by row.
   void (*merge_states)(float* states, const float* later, int64_t rows, int64_t head_dim);
   // out = accumulators / sum of one state.

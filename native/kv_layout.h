@@ -15,13 +15,21 @@ namespace shoal {
 
 inline constexpr int kBlockSize = 16;  // tokens of a block
 
+enum class KvType {
+  kHalf,
+  kInt8,  // and two scales of 2 bytes for each token
+};
+
 struct KvLayout {
   int64_t num_layers;
   int64_t num_kv_heads;
   int64_t head_dim;
+  KvType type;
 
   // All in halves (2 bytes).
-  int64_t head_halves() const { return 2 * kBlockSize * head_dim; }
+  int64_t head_halves() const {
+    return type == KvType::kHalf ? 2 * kBlockSize * head_dim : kBlockSize * (head_dim + 2);
+  }
   int64_t block_halves() const { return num_layers * num_kv_heads * head_halves(); }
   int64_t head_offset(int64_t layer, int64_t kv_head) const {
     return (layer * num_kv_heads + kv_head) * head_halves();

@@ -19,7 +19,6 @@
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr int kTileRowsMax = 16;
-inline constexpr int kTileBytes = 1024;  // 16 rows of 32 bf16
 
 // Weights in half precision as bf16 of 2^-112 times their value.
 SHOAL_INLINE __m512i cut_to_bf16(__m512h w) {

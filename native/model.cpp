@@ -168,7 +168,7 @@ void Model::attention(View q, View k, View v, View out, int64_t layer,
   read(k, "k of attention");
   read(v, "v of attention");
   write(out, "the output of attention");
-  append(WriteKvOp{k, v, layer});
+  append(WriteKvOp{q, k, v, layer});
   auto known = std::find(attention_heads_.begin(), attention_heads_.end(), heads);
   if (known == attention_heads_.end()) known = attention_heads_.insert(known, heads);
   append_stage(AttentionOp{q, out, layer, known - attention_heads_.begin()});

@@ -38,8 +38,9 @@ struct RopeOp {
   View x;
   RopeShape shape;
 };
+// Before attention: writes keys and values to their blocks, and prepares the queries.
 struct WriteKvOp {
-  View k, v;
+  View q, k, v;
   int64_t layer;
 };
 struct GatedActivationOp {
@@ -108,6 +109,7 @@ class Model {
   void feed_forward(View x, View out, int64_t gate_up, int64_t down);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
+  // Whatever was in q is lost.
   void attention(View q, View k, View v, View out, int64_t layer, const AttentionHeads& heads);
   void gated_activation(View gate, View up, View out);
   void add(View x, View y);

@@ -39,7 +39,7 @@ class Session {
           int64_t head_dim, const Array<float>& rope_cos, const Array<float>& rope_sin,
           const std::string& isa)
       : isa_(isa_from_name(isa.c_str())),
-        layout_{num_layers, num_kv_heads, head_dim},
+        layout_{num_layers, num_kv_heads, head_dim, kernels_for(isa_).kv_type},
         model_(std::make_unique<Model>(ModelSizes{vocab_size, max_model_len, layout_}, isa_,
                                        as_vector(rope_cos), as_vector(rope_sin))) {}
 

@@ -7,8 +7,10 @@
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
+inline constexpr int kTileBytes = 1024;  // 16 rows of 32 bf16 or 64 int8
+
 // Layout of Intel's tile configuration, palette 1. Registers 0 to 3 accumulate and 4 and 5 hold A, of `rows`
-// rows each; 6 and 7 hold B, of 16. Rows of A and B are 32 bf16.
+// rows each; 6 and 7 hold B, of 16. Rows of A and B are 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;

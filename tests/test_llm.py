@@ -133,7 +133,7 @@ def test_an_interrupted_call_leaves_nothing_running(
 
 def test_preemption_changes_no_token_and_no_logprob(tiny_path: Path) -> None:
     params = [
-        SamplingParams(seed=seed, max_tokens=200, ignore_eos=True, logprobs=2) for seed in range(30)
+        SamplingParams(seed=seed, max_tokens=360, ignore_eos=True, logprobs=2) for seed in range(30)
     ]
     prompts = [[5 + seed] * (1 + seed) for seed in range(30)]
     answers = []

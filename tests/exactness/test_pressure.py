@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from questions import QUESTIONS, Answer, Load, ask
 
+from shoal._native import default_isa, kernels
+from shoal.model.loader import open_model
 from shoal.scheduler import continuous
 
 pytestmark = pytest.mark.exactness
 
-TINY_POOL_MIB = 12  # 34 blocks
+TINY_POOL = 34  # blocks
 
 
 def test_a_pool_that_is_too_small_changes_nothing(
-    load: Load, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
+    load: Load, alone: list[Answer], monkeypatch: pytest.MonkeyPatch, model_path: Path
 ) -> None:
+    config = open_model(model_path).config
+    block_bytes = kernels.kv_block_bytes(
+        default_isa(), config.num_layers, config.num_kv_heads, config.head_dim
+    )
     monkeypatch.setattr(continuous, "WATERMARK_BLOCKS", 0)  # run into each other more often
-    with load(kv_cache_memory_mib=TINY_POOL_MIB) as llm:
+    with load(kv_cache_memory_mib=round(TINY_POOL * block_bytes / 2**20)) as llm:
         assert ask(llm, QUESTIONS) == alone
         assert llm.stats.num_preemptions > 5
         assert llm.stats.num_blocks_used == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from shoal._native import default_isa, kernels
 from shoal.config import BLOCK_SIZE
 from shoal.executor.native import NativeExecutor
 from shoal.model.program import (
@@ -160,7 +161,9 @@ def tiny_program(shape: TinyShape | None = None, seed: int = 0) -> Program:
 def make_executor(
     program: Program, num_threads: int = 1, num_blocks: int = 200, isa: str | None = None
 ) -> NativeExecutor:
-    block_bytes = program.num_layers * program.num_kv_heads * program.head_dim * BLOCK_SIZE * 2 * 2
+    block_bytes = kernels.kv_block_bytes(
+        isa or default_isa(), program.num_layers, program.num_kv_heads, program.head_dim
+    )
     return NativeExecutor(
         program,
         kv_cache_bytes=num_blocks * block_bytes,

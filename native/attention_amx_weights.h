@@ -1,0 +1,132 @@
+// The weights of one row of attention on AMX: from the products of its query with keys to bytes for the
+// tile unit.
+#pragma once
+
+#include "attention_kernels.h"
+#include "kv_int8_kernels.h"
+
+#if defined(__AMX_INT8__)
+
+namespace shoal::SHOAL_ISA_NAMESPACE {
+
+inline constexpr int kDepth = 64;        // terms of a product; also bytes of a line of a B tile
+
+// 2^x with a relative error of 7.5e-5; 0 for x = -inf.
+SHOAL_INLINE Vec exp2(Vec x) {
+  const Vec r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // x - floor(x)
+  Vec p = fma(Vec::broadcast(0.078024523f), r, Vec::broadcast(0.22606716f));
+  p = fma(p, r, Vec::broadcast(0.69583354f));
+  p = fma(p, r, Vec::broadcast(0.99992522f));
+  return {_mm512_scalef_ps(p.v, x.v)};  // p 2^floor(x)
+}
+
+SHOAL_INLINE float scale_by_power(float x, float power) {
+  return _mm_cvtss_f32(_mm_scalef_ss(_mm_set_ss(x), _mm_set_ss(power)));
+}
+
+// The places [first, last) of 64, as bits.
+SHOAL_INLINE uint64_t bits_between(int64_t first, int64_t last) {
+  const uint64_t above = first > 0 ? ~uint64_t{0} << first : ~uint64_t{0};
+  const uint64_t below = last < 64 ? ~(~uint64_t{0} << last) : ~uint64_t{0};
+  return above & below;
+}
+
+// One row and the keys [first, last) of the chunk that it sees: from products to weights.
+struct WeightRow {
+  float* scores;            // [kChunkTokens]: products, in int32, then scores
+  uint8_t* high;            // [kChunkTokens]: the upper halves of the weights; bytes in the order of V
+  uint8_t* low;             // [kChunkTokens]
+  const float* key_scales;  // [kChunkTokens]
+  const float* value_scales;
+  int64_t first, last;
+
+  int64_t first_group() const { return first / kDepth; }
+  int64_t end_group() const { return (last + kDepth - 1) / kDepth; }
+
+  // Turns products into scores, capped if `soft_cap` is not 0; those that the row doesn't see, and that may
+  // never have been computed, into kMasked. Returns the largest.
+  float score(float factor, float soft_cap) const {
+    if (soft_cap > 0.0f) {
+      return score([&](Vec x) __attribute__((always_inline)) {
+        return cap_scores(x * Vec::broadcast(factor), soft_cap);
+      });
+    }
+    return score([](Vec x) __attribute__((always_inline)) { return x; });
+  }
+  template <typename Cap>
+  SHOAL_INLINE float score(Cap&& cap) const {
+    Vec largest[2] = {Vec::broadcast(kMasked), Vec::broadcast(kMasked)};
+    for (int64_t group = first_group(); group < end_group(); ++group) {
+      const int64_t begin = group * kDepth;
+      uint64_t seen = bits_between(first - begin, last - begin);
+      for (int64_t i = begin; i < begin + kDepth; i += kLanes, seen >>= kLanes) {
+        const __m512i product = _mm512_loadu_si512(scores + i);
+        const Vec score = cap(Vec{_mm512_cvtepi32_ps(product)} * Vec::load(key_scales + i));
+        const auto lanes = static_cast<__mmask16>(seen);
+        const Vec masked = {_mm512_mask_mov_ps(Vec::broadcast(kMasked).v, lanes, score.v)};
+        largest[i / kLanes % 2] = max(largest[i / kLanes % 2], masked);
+        masked.store(scores + i);
+      }
+    }
+    return reduce_max(max(largest[0], largest[1]));
+  }
+
+  // The power of two that brings the largest scaled weight to 15 or 16 bits.
+  float power() const {
+    Vec largest = Vec::broadcast(kLeastScale);
+    for (int64_t group = first_group(); group < end_group(); ++group) {
+      const int64_t begin = group * kDepth;
+      uint64_t seen = bits_between(first - begin, last - begin);
+      for (int64_t i = begin; i < begin + kDepth; i += kLanes, seen >>= kLanes) {
+        const auto lanes = static_cast<__mmask16>(seen);
+        largest = {_mm512_mask_max_ps(largest.v, lanes, largest.v, Vec::load(value_scales + i).v)};
+      }
+    }
+    const __m128 scale = _mm_set_ss(reduce_max(largest));
+    return 15.0f - _mm_cvtss_f32(_mm_getexp_ss(scale, scale));
+  }
+
+  // Writes the weights exp((score - maximum) * scale) * 2^power, times the scales of the values, for the
+  // groups [begin, end). Returns the sum of exp(..) * 2^power; NaN if a score is.
+  float weigh(float maximum, float scale, float power, int64_t begin, int64_t end) const {
+    const float log2_scale = scale * 1.44269504f;
+    const Vec factor = Vec::broadcast(log2_scale);
+    const Vec offset = Vec::broadcast(power - maximum * log2_scale);
+    Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+    clear(begin, first_group());
+    for (int64_t group = first_group(); group < end_group(); ++group) {
+      __m512i weights[4];
+      for (int block = 0; block < 4; ++block) {
+        const int64_t i = group * kDepth + block * kLanes;
+        const Vec weight = exp2(fma(Vec::load(scores + i), factor, offset));
+        sums[block] += weight;
+        weights[block] = _mm512_cvtps_epi32((weight * Vec::load(value_scales + i)).v);
+      }
+      store_planes(group, weights);
+    }
+    clear(end_group(), end);
+    return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+
+  // Packing goes by parts of 128 bits: bytes 16 p + 4 b + i are token 4 p + i of block b.
+  void store_planes(int64_t group, const __m512i (&weights)[4]) const {
+    const __m512i a = _mm512_packus_epi32(weights[0], weights[1]);
+    const __m512i b = _mm512_packus_epi32(weights[2], weights[3]);
+    const __m512i byte = _mm512_set1_epi16(0xff);
+    _mm512_storeu_si512(low + group * kDepth, _mm512_packus_epi16(_mm512_and_si512(a, byte),
+                                                                  _mm512_and_si512(b, byte)));
+    _mm512_storeu_si512(high + group * kDepth, _mm512_packus_epi16(_mm512_srli_epi16(a, 8),
+                                                                   _mm512_srli_epi16(b, 8)));
+  }
+
+  void clear(int64_t begin, int64_t end) const {
+    for (int64_t group = begin; group < end; ++group) {
+      _mm512_storeu_si512(low + group * kDepth, _mm512_setzero_si512());
+      _mm512_storeu_si512(high + group * kDepth, _mm512_setzero_si512());
+    }
+  }
+};
+
+}  // namespace shoal::SHOAL_ISA_NAMESPACE
+
+#endif
