@@ -63,18 +63,18 @@ class Stopwatch:
 
 
 class Watched:
-    """Another object, of which some methods are replaced."""
+    """Another object, of which some methods are replaced; these are found like any others."""
 
     def __init__(self, watched: Any, **methods: Callable[..., Any]) -> None:
         self._watched = watched
-        self._methods = methods
+        vars(self).update(methods)
 
     def __getattr__(self, name: str) -> Any:
-        return self._methods.get(name) or getattr(self._watched, name)
+        return getattr(self._watched, name)
 
 
 def watched_engine(model: ModelFile, num_requests: int, watch: Stopwatch) -> EngineCore:
-    """An engine whose scheduler, executor and native session are watched."""
+    """An engine whose schedule(), execute() and native call are watched."""
     config = EngineConfig(max_num_seqs=num_requests).for_serving()
     max_model_len = PROMPT_TOKENS + KV_TOKENS_OF_REQUEST
     executor = NativeExecutor(
@@ -86,11 +86,7 @@ def watched_engine(model: ModelFile, num_requests: int, watch: Stopwatch) -> Eng
     executor._session = Watched(session, execute=watch.timed("native", session.execute))
     scheduler = create_scheduler(config, executor.num_blocks, max_model_len)
     return EngineCore(
-        Watched(
-            scheduler,
-            schedule=watch.timed("schedule", scheduler.schedule),
-            update=watch.timed("update", scheduler.update),
-        ),
+        Watched(scheduler, schedule=watch.timed("schedule", scheduler.schedule)),
         Watched(executor, execute=watch.timed("execute", executor.execute)),
     )
 
