@@ -94,10 +94,11 @@ class EngineServer:
         self._events.close(linger=1000)
 
     def _loop(self, core: EngineCore) -> None:
+        stats = core.stats()
         while True:
             wait = core.seconds_to_wait if core.has_work() else math.inf
             commands = self._receive(wait)
-            turn = Advanced(core.stats())
+            turn = Advanced(stats)
             for command in commands:
                 if isinstance(command, Stop):
                     return
@@ -106,7 +107,7 @@ class EngineServer:
                 turn.outputs.extend(core.step())
             if views := [command for command in commands if isinstance(command, ViewBatch)]:
                 turn.batch = core.view_batch(views[-1].max_waiting)
-            turn.stats = core.stats()
+            turn.stats = stats = core.stats()
             self._send(turn)
 
     def _receive(self, wait: float) -> list[Command]:
