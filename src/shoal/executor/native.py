@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from shoal.scheduler.interface import SampledToken, ScheduledRequest, ScheduledS
 MIN_BLOCKS = 2
 _NO_SLOT = -1
 _NO_LOGPROBS = -1
+_NO_ROWS: tuple[tuple[()], ...] = ((),) * 5  # its columns
 _ROW_ERRORS = {
     1: "the model's logits are not finite",
     2: "logit_bias and the tokens banned until min_tokens leave no token to choose",
@@ -40,43 +41,36 @@ class _Tokens:
     @classmethod
     def of(cls, requests: list[ScheduledRequest]) -> _Tokens:
         token_ids, block_tables = array("i"), array("i")
-        query_start_loc, block_table_start = array("i", [0]), array("i", [0])
         for scheduled in requests:
             token_ids.fromlist(scheduled.token_ids)
-            query_start_loc.append(len(token_ids))
-            block_tables.fromlist(scheduled.block_table)
-            block_table_start.append(len(block_tables))
-        computed = array("i", [scheduled.num_computed_tokens for scheduled in requests])
-        return cls(token_ids, query_start_loc, computed, block_tables, block_table_start)
+            block_tables.extend(scheduled.block_table)
+        return cls(
+            token_ids,
+            _starts([len(scheduled.token_ids) for scheduled in requests]),
+            array("i", [scheduled.num_computed_tokens for scheduled in requests]),
+            block_tables,
+            _starts([len(scheduled.block_table) for scheduled in requests]),
+        )
 
 
-@dataclass(slots=True)
-class _WantedRows:
-    """The rows that need logits; the arrays are those of LogitsInput in native/runtime.h."""
+def _starts(lengths: Iterable[int]) -> array[int]:
+    """Where each of some parts in a row begins, and the end of the last."""
+    return array("i", accumulate(lengths, initial=0))
 
-    requests: list[Request] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-    num_top: list[int] = field(default_factory=list)
 
-    def sample(self, request: Request, row: int, slot: int) -> None:
-        num_top = request.sampling_params.logprobs
-        self._append(request, row, slot, 0, _NO_LOGPROBS if num_top is None else num_top)
+_WantedRow = tuple[Request, int, int, int, int]
+"""A row that needs logits: whose it is, then its values in the arrays of LogitsInput in
+native/runtime.h, which are rows, slots, targets and num_top."""
 
-    def score_prompt(self, scheduled: ScheduledRequest, first_row: int, num_top: int) -> None:
-        """Each row scores the prompt token that follows it, if there is one."""
-        start = scheduled.num_computed_tokens + 1
-        targets = scheduled.request.prompt_token_ids[start : start + len(scheduled.token_ids)]
-        for row, target in enumerate(targets, first_row):
-            self._append(scheduled.request, row, _NO_SLOT, target, num_top)
 
-    def _append(self, request: Request, row: int, slot: int, target: int, num_top: int) -> None:
-        self.requests.append(request)
-        self.rows.append(row)
-        self.slots.append(slot)
-        self.targets.append(target)
-        self.num_top.append(num_top)
+def _rows_to_score(scheduled: ScheduledRequest, first_row: int, num_top: int) -> list[_WantedRow]:
+    """Each row scores the prompt token that follows it, if there is one."""
+    start = scheduled.num_computed_tokens + 1
+    targets = scheduled.request.prompt_token_ids[start : start + len(scheduled.token_ids)]
+    return [
+        (scheduled.request, row, _NO_SLOT, target, num_top)
+        for row, target in enumerate(targets, first_row)
+    ]
 
 
 class NativeExecutor:
@@ -129,28 +123,29 @@ class NativeExecutor:
         """
         result = StepResult()
         self._drop(step.finished_request_ids)
-        requests = [
-            scheduled for scheduled in step.requests if self._register(scheduled.request, result)
-        ]
+        requests = self._with_slots(step.requests, result)
         if not requests:
             return result
         tokens = _Tokens.of(requests)
         wanted = self._wanted_rows(requests, tokens.query_start_loc)
+        owners, rows, slots, targets, num_top = zip(*wanted, strict=True) if wanted else _NO_ROWS
         status, token_ids, logprobs, top_ids, top_logprobs = self._session.execute(
             tokens.token_ids,
             tokens.query_start_loc,
             tokens.num_computed_tokens,
             tokens.block_tables,
             tokens.block_table_start,
-            array("i", wanted.rows),
-            array("i", wanted.slots),
-            array("i", wanted.targets),
-            array("i", wanted.num_top),
+            array("i", rows),
+            array("i", slots),
+            array("i", targets),
+            array("i", num_top),
         )
         entries: Iterable[TokenLogprob | None] = repeat(None)
-        if any(num_top != _NO_LOGPROBS for num_top in wanted.num_top):
-            entries = _entries(token_ids, logprobs, top_ids, top_logprobs, wanted.num_top)
-        _collect(wanted, zip(status.tolist(), token_ids.tolist(), entries, strict=False), result)
+        if max(num_top, default=_NO_LOGPROBS) != _NO_LOGPROBS:
+            entries = _entries(token_ids, logprobs, top_ids, top_logprobs, num_top)
+        _collect(
+            zip(owners, slots, status.tolist(), token_ids.tolist(), entries, strict=False), result
+        )
         return result
 
     def logits(
@@ -188,22 +183,33 @@ class NativeExecutor:
 
     def _wanted_rows(
         self, requests: list[ScheduledRequest], query_start_loc: array[int]
-    ) -> _WantedRows:
-        wanted = _WantedRows()
+    ) -> list[_WantedRow]:
+        wanted: list[_WantedRow] = []
         for i, scheduled in enumerate(requests):
             request = scheduled.request
-            num_top = request.sampling_params.prompt_logprobs
-            if num_top is not None:
-                wanted.score_prompt(scheduled, query_start_loc[i], num_top)
+            params = request.sampling_params
+            if params.prompt_logprobs is not None:
+                wanted += _rows_to_score(scheduled, query_start_loc[i], params.prompt_logprobs)
             if scheduled.sample:
                 slot = self._slots[request.request_id]
-                wanted.sample(request, query_start_loc[i + 1] - 1, slot)
+                num_top = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+                wanted.append((request, query_start_loc[i + 1] - 1, slot, 0, num_top))
         return wanted
 
-    def _register(self, request: Request, result: StepResult) -> bool:
-        """Makes the sampling state of a request that is new; False when its parameters are bad."""
-        if request.request_id in self._slots:
-            return True
+    def _with_slots(
+        self, requests: list[ScheduledRequest], result: StepResult
+    ) -> list[ScheduledRequest]:
+        """The requests that can be sampled, those that are new too."""
+        slots = self._slots
+        for scheduled in requests:
+            if scheduled.request.request_id not in slots:
+                self._register(scheduled.request, result)
+        if not result.errors:
+            return requests
+        return [scheduled for scheduled in requests if scheduled.request.request_id in slots]
+
+    def _register(self, request: Request, result: StepResult) -> None:
+        """Makes the sampling state of a request that is new, unless its parameters are bad."""
         slot = self._free_slots.pop() if self._free_slots else len(self._slots)
         try:
             self._session.set_slot(
@@ -215,9 +221,8 @@ class NativeExecutor:
         except ValueError as error:
             self._free_slots.append(slot)
             result.errors[request.request_id] = str(error)
-            return False
+            return
         self._slots[request.request_id] = slot
-        return True
 
     def _settings(self, request: Request) -> _native.SamplingSettings:
         params = request.sampling_params
@@ -263,7 +268,7 @@ def _entries(
     logprobs: npt.NDArray[np.float32],
     top_ids: npt.NDArray[np.int32],
     top_logprobs: npt.NDArray[np.float32],
-    num_top: list[int],
+    num_top: Sequence[int],
 ) -> list[TokenLogprob | None]:
     """The log-probabilities of the rows; None where they weren't asked for."""
     rows = zip(
@@ -283,20 +288,20 @@ def _entries(
 
 
 def _collect(
-    wanted: _WantedRows,
-    outcomes: Iterable[tuple[int, int, TokenLogprob | None]],
-    result: StepResult,
+    rows: Iterable[tuple[Request, int, int, int, TokenLogprob | None]], result: StepResult
 ) -> None:
-    """Sorts the results of the rows by request; a row that failed fails its request."""
-    rows = zip(wanted.requests, wanted.slots, outcomes, strict=True)
-    for request, slot, (status, token_id, entry) in rows:
-        request_id = request.request_id
+    """Sorts the rows' outcomes by request; a row that failed fails its request.
+
+    A row is its request and slot, then the status, the token and its log-probability.
+    """
+    sampled = result.sampled
+    for request, slot, status, token_id, entry in rows:
         if status != 0:
-            result.errors[request_id] = _ROW_ERRORS[status]
+            result.errors[request.request_id] = _ROW_ERRORS[status]
         elif slot != _NO_SLOT:
-            result.sampled[request_id] = SampledToken(token_id, entry)
+            sampled[request.request_id] = SampledToken(token_id, entry)
         elif entry is not None:
-            result.prompt_logprobs.setdefault(request_id, []).append(entry)
+            result.prompt_logprobs.setdefault(request.request_id, []).append(entry)
     for request_id in result.errors:
-        result.sampled.pop(request_id, None)
+        sampled.pop(request_id, None)
         result.prompt_logprobs.pop(request_id, None)
