@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.config import BLOCK_SIZE
 from shoal.request import Request, TokenLogprob
@@ -58,7 +58,7 @@ class FakeExecutor:
             block_id = scheduled.block_table[position // BLOCK_SIZE]
             self._blocks[block_id][position % BLOCK_SIZE] = token_id
 
-    def _read(self, block_table: list[int], end: int) -> list[int]:
+    def _read(self, block_table: Sequence[int], end: int) -> list[int]:
         sequence: list[int] = []
         for block_id in block_table[: -(-end // BLOCK_SIZE)]:
             sequence += self._blocks[block_id]

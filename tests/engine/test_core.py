@@ -147,7 +147,7 @@ def test_a_scheduler_that_fails_ends_the_engine(monkeypatch: pytest.MonkeyPatch)
     """Nobody knows then which outputs are lost: better no answer than half of the answers."""
     core = core_with(FakeExecutor(20))
     core.add([request("a")])
-    monkeypatch.setattr(KVCacheManager, "publish", lambda self, request: 1 // 0)
+    monkeypatch.setattr("shoal.scheduler.base.advance", lambda *_: 1 // 0)
     with pytest.raises(EngineDeadError, match="the scheduler failed: ZeroDivisionError"):
         core.step()
 

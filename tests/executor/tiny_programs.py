@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from shoal._native import default_isa, kernels
@@ -286,4 +287,4 @@ def random_prompt(length: int, seed: int, vocab_size: int = 101) -> list[int]:
 def one_request_step(prompt: list[int], **changes: object) -> ScheduledStep:
     blocks = list(range(-(-len(prompt) // 16)))
     scheduled = ScheduledRequest(make_request("a", prompt), prompt, 0, blocks, sample=True)
-    return ScheduledStep(1, [replace(scheduled, **changes)])  # type: ignore[arg-type]  # any field
+    return ScheduledStep(1, [msgspec.structs.replace(scheduled, **changes)])

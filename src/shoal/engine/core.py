@@ -129,7 +129,8 @@ class EngineCore:
         except Exception as error:
             raise self._die(f"the scheduler failed: {describe(error)}") from error
         self._wake_time = None if step.requests else step.wake_time
-        self._report_ends(step.ended)
+        if step.ended:
+            self._report_ends(step.ended)
         if not step.requests:
             return step.ended
         outputs = self._compute(step, start)
@@ -241,5 +242,5 @@ class EngineCore:
 
     def _check_idle(self) -> None:
         """Report blocks that nobody holds any more but that never came back to the pool."""
-        if not self.has_work() and (num_lost := self.stats().num_blocks_used):
+        if not self._scheduler.has_work() and (num_lost := self.stats().num_blocks_used):
             _logger.error("%d KV blocks are held though no request is left", num_lost)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from shoal.config import BLOCK_SIZE
 from shoal.kv.block_pool import BlockPool
 from shoal.kv.prefix_cache import NO_MATCH, PrefixCache, PrefixMatch
@@ -20,7 +22,7 @@ class KVCacheManager:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self._pool, block_size)
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, array[int]] = {}  # int32, as the runtime reads them
 
     @property
     def num_blocks(self) -> int:
@@ -59,11 +61,6 @@ class KVCacheManager:
         num_reachable = len(self.block_table(request)) + self._pool.num_free
         return num_reachable * self.block_size - request.num_computed_tokens
 
-    def holds_next(self, request: Request) -> bool:
-        """Whether the blocks that the request holds have a place for its next token."""
-        table = self._tables.get(request.request_id)
-        return table is not None and request.num_computed_tokens < len(table) * self.block_size
-
     def get_computed_blocks(self, request: Request) -> PrefixMatch:
         """The cached blocks of a request that doesn't run; nothing is held by asking."""
         return self._cache.match(request)
@@ -72,7 +69,7 @@ class KVCacheManager:
         """Let a request begin behind the matched blocks; sets its `num_computed_tokens`."""
         if match.block_ids:
             self._pool.share(match.block_ids)
-            self._tables[request.request_id] = list(match.block_ids)
+            self._tables[request.request_id] = array("i", match.block_ids)
         request.num_computed_tokens = len(match.block_ids) * self.block_size
         self._cache.start(request)
 
@@ -95,16 +92,17 @@ class KVCacheManager:
         """Let others find the full blocks that the request has computed."""
         self._cache.publish(request, self._tables.get(request.request_id, ()))
 
-    def block_table(self, request: Request) -> list[int]:
+    def block_table(self, request: Request) -> array[int]:
         """The ids of the request's blocks in the order of its tokens; borrowed, not a copy."""
-        return self._tables.get(request.request_id) or []
+        table = self._tables.get(request.request_id)
+        return array("i") if table is None else table
 
     def free(self, request: Request) -> None:
         """Return all blocks of the request, if it holds any."""
         self._cache.stop(request)
         # Last block first: the pool hands empty ones out again in their old order, and evicts the
         # end of a sequence before its beginning, which more requests may share.
-        self._pool.give_back(reversed(self._tables.pop(request.request_id, [])))
+        self._pool.give_back(reversed(self._tables.pop(request.request_id, ())))
 
     def reset_prefix_cache(self) -> int:
         """Forget all computed blocks; returns how many. Requests keep those that they hold."""

@@ -19,9 +19,10 @@ from shoal.scheduler.interface import (
     ScheduledStep,
     SchedulerInvariantError,
     SchedulerStats,
+    StepResult,
 )
 from shoal.scheduler.limits import LengthLimits
-from shoal.scheduler.progress import progress_of, times_of
+from shoal.scheduler.progress import advance, progress_of, times_of
 from shoal.scheduler.queue import RequestQueue
 
 
@@ -41,6 +42,7 @@ class SchedulerBase(ABC):
             max_model_len=max_model_len,
             pool_tokens=kv_cache.num_blocks * kv_cache.block_size,
         )
+        self._max_request_tokens = self._limits.max_tokens
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
         self._input_ended = False
@@ -163,6 +165,17 @@ class SchedulerBase(ABC):
                 f"{self._kv_cache.num_free_blocks} are free"
             )
 
+    def _take_in(
+        self, scheduled: ScheduledRequest, result: StepResult, now: float
+    ) -> RequestOutput:
+        """Move a request forward by a step's result; others can find the blocks that it filled."""
+        output = advance(scheduled, result, self._max_request_tokens, now)
+        request = scheduled.request
+        if request.num_computed_tokens % self._kv_cache.block_size < len(scheduled.token_ids):
+            self._kv_cache.publish(request)
+        self._num_useful_slots += len(output.new_token_ids)
+        return output
+
     def _end(self, request: Request, output: RequestOutput, now: float) -> None:
         """Take a request out of everything and complete its last output."""
         if request.status is RequestStatus.RUNNING:
@@ -241,13 +254,21 @@ class SchedulerBase(ABC):
         if (num_left := request.num_prompt_tokens - start) > 0:
             self._num_prefill_tokens += min(num_tokens, num_left)
         return ScheduledRequest(
-            request=request,
-            token_ids=request.token_ids(start, start + num_tokens),
-            num_computed_tokens=start,
-            block_table=self._kv_cache.block_table(request),
+            request,
+            request.token_ids(start, start + num_tokens),
+            start,
+            self._kv_cache.block_table(request),
             sample=start + num_tokens == request.num_tokens,
             is_padding=is_padding,
         )
+
+    def _scheduled_decode(self, request: Request) -> ScheduledRequest:
+        """The same for a request that lacks one token: nearly always the last of its output."""
+        last_token_id = request.output_token_ids[-1:]
+        if not last_token_id:
+            return self._scheduled(request, 1)
+        table = self._kv_cache.block_table(request)
+        return ScheduledRequest(request, last_token_id, request.num_computed_tokens, table, True)
 
     def _retry_after(self) -> float:
         """When half of the queue will be gone."""

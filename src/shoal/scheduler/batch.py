@@ -26,7 +26,6 @@ from shoal.scheduler.interface import (
     SchedulerInvariantError,
     StepResult,
 )
-from shoal.scheduler.progress import advance
 
 
 class BatchScheduler(SchedulerBase):
@@ -61,9 +60,7 @@ class BatchScheduler(SchedulerBase):
             # Aborted since the step was made, or padding.
             if request.status is not RequestStatus.RUNNING or self._is_done(request):
                 continue
-            output = advance(scheduled, result, self._limits.max_tokens, now)
-            self._kv_cache.publish(request)
-            self._num_useful_slots += len(output.new_token_ids)
+            output = self._take_in(scheduled, result, now)
             self._collect(request, output)
             if output.error is not None:  # nobody should wait for blocks that it announced
                 self._kv_cache.free(request)

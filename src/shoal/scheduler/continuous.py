@@ -20,7 +20,7 @@ Priority decides who is admitted and who is the victim of a shortage; with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from shoal.config import EngineConfig
 from shoal.kv.manager import KVCacheManager
@@ -33,7 +33,6 @@ from shoal.scheduler.interface import (
     SchedulerInvariantError,
     StepResult,
 )
-from shoal.scheduler.progress import advance
 from shoal.scheduler.queue import RequestQueue, service_order
 
 MAX_BYPASSES = 16
@@ -55,17 +54,16 @@ Simulated on 96 requests over 250 blocks: with one block 7 % of all tokens are c
 """
 
 
-@dataclass(slots=True)
-class _StepPlan:
+class _StepPlan(msgspec.Struct):
     """A step in the making: who decodes, and how many tokens of whose prompts are computed."""
 
     token_budget: int
     prefill_budget: int
     num_reserved_tokens: int = 0  # for prompts that aren't long
-    decodes: dict[Request, int] = field(default_factory=dict)  # one token each
-    prefills: dict[Request, int] = field(default_factory=dict)
+    decodes: list[Request] = []  # one token each
+    prefills: dict[Request, int] = {}
     num_prefill_tokens: int = 0
-    preempted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = []
 
     @property
     def num_tokens(self) -> int:
@@ -76,15 +74,13 @@ class _StepPlan:
         left = self.token_budget - self.num_tokens
         return min(left, self.prefill_budget - self.num_prefill_tokens)
 
-    def add_decode(self, request: Request) -> None:
-        self.decodes[request] = 1
-
     def add_prefill(self, request: Request, num_tokens: int) -> None:
         self.prefills[request] = self.prefills.get(request, 0) + num_tokens
         self.num_prefill_tokens += num_tokens
 
     def remove(self, request: Request) -> None:
-        self.decodes.pop(request, None)
+        if request in self.decodes:
+            self.decodes.remove(request)
         self.num_prefill_tokens -= self.prefills.pop(request, 0)
 
 
@@ -93,6 +89,8 @@ class ContinuousScheduler(SchedulerBase):
 
     def __init__(self, config: EngineConfig, kv_cache: KVCacheManager, max_model_len: int) -> None:
         super().__init__(config, kv_cache, max_model_len)
+        self._token_budget = config.token_budget
+        self._prefill_budget = config.max_num_prefill_tokens or config.token_budget
         self._running = RequestQueue()
 
     def schedule(self, now: float) -> ScheduledStep:
@@ -101,17 +99,18 @@ class ContinuousScheduler(SchedulerBase):
         A step that was short of blocks admits nobody: its victim is first in line for what is free.
         """
         ended = self._end_overdue(now)
-        budget = self._config.token_budget
-        plan = _StepPlan(budget, self._config.max_num_prefill_tokens or budget)
+        plan = _StepPlan(self._token_budget, self._prefill_budget)
         self._schedule_running(plan)
         if self._waiting and not plan.preempted:
             self._admit_waiting(plan, now)
         self._spend_what_is_left(plan)
         self._check_plan(plan)
-        shares = plan.decodes | plan.prefills
+        rows = [self._scheduled_decode(request) for request in plan.decodes]
+        for request, share in plan.prefills.items():
+            rows.append(self._scheduled(request, share))
         return self._hand_over(
-            [self._scheduled(request, share) for request, share in shares.items()],
-            num_slots=len(shares),
+            rows,
+            num_slots=len(rows),
             preempted=plan.preempted,
             ended=ended,
         )
@@ -119,13 +118,12 @@ class ContinuousScheduler(SchedulerBase):
     def update(self, step: ScheduledStep, result: StepResult, now: float) -> list[RequestOutput]:
         """Take in what the executor computed; returns an output for each request that advanced."""
         outputs = []
+        running = RequestStatus.RUNNING  # the name of a member is slow to read
         for scheduled in step.requests:
             request = scheduled.request
-            if request.status is not RequestStatus.RUNNING:  # aborted since the step was made
+            if request.status is not running:  # aborted since the step was made
                 continue
-            output = advance(scheduled, result, self._limits.max_tokens, now)
-            self._kv_cache.publish(request)
-            self._num_useful_slots += len(output.new_token_ids)
+            output = self._take_in(scheduled, result, now)
             if output.finish_reason is not None:
                 self._end(request, output, now)
             if output.finish_reason or output.new_token_ids or output.prompt_logprobs:
@@ -142,9 +140,10 @@ class ContinuousScheduler(SchedulerBase):
         left_to_prompts = min(plan.token_budget - len(decoding), plan.prefill_budget)
         plan.num_reserved_tokens = left_to_prompts // SHARE_OF_SHORT_PROMPTS
         for request in decoding:
-            # Nearly always so. All can have their token (`EngineConfig` checks the budget).
-            if self._kv_cache.holds_next(request):
-                plan.add_decode(request)
+            # Nearly always in a block that it has begun, with nothing to take. All can have their
+            # token (`EngineConfig` checks the budget).
+            if request.num_computed_tokens % self._kv_cache.block_size:
+                plan.decodes.append(request)
             else:
                 self._advance(request, plan)
         for request in prefilling:
@@ -212,8 +211,9 @@ class ContinuousScheduler(SchedulerBase):
         if len(plan.decodes) == len(self._running):
             return
         limit = self._config.long_prefill_token_threshold or plan.token_budget
+        decoding = set(plan.decodes)
         for request in self._running:
-            if request in plan.decodes:
+            if request in decoding:
                 continue
             share = plan.prefills.get(request, 0)
             more = min(
@@ -331,7 +331,7 @@ class ContinuousScheduler(SchedulerBase):
         """Put a request into the step and take the blocks that it needs; they are free."""
         self._take_slots(request, num_tokens)
         if request.num_missing_tokens == 1:
-            plan.add_decode(request)
+            plan.decodes.append(request)
         else:
             plan.add_prefill(request, num_tokens)
 

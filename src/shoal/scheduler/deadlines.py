@@ -46,6 +46,8 @@ class Deadlines:
 
         Those of ended requests are dropped, and so is the queue limit of one that was started.
         """
+        if not self._heap or self._heap[0][0] > now:
+            return []
         reached = []
         while (following := self.next()) is not None and following <= now:
             _, _, kind, request = heapq.heappop(self._heap)

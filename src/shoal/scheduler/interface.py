@@ -2,11 +2,14 @@
 
 A scheduler is pure Python, deterministic and single-threaded, and takes the time as an argument,
 so that the engine, the tests and a simulator drive the very same object.
+
+What is made anew for each request of each step is a struct that the garbage collector doesn't look
+at: none of them can be part of a cycle.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -14,8 +17,7 @@ import msgspec
 from shoal.request import FinishReason, Request, TokenLogprob
 
 
-@dataclass(slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, gc=False):
     """The share of one request in a step: compute `token_ids`, then sample if `sample`.
 
     `token_ids` stand at positions `num_computed_tokens` onwards. `block_table` holds the ids of
@@ -26,7 +28,7 @@ class ScheduledRequest:
     request: Request
     token_ids: list[int]
     num_computed_tokens: int
-    block_table: list[int]
+    block_table: Sequence[int]
     sample: bool
     is_padding: bool = False  # computed and thrown away: its request is done and keeps its row
 
@@ -36,8 +38,7 @@ class ScheduledRequest:
         return len(self.token_ids)
 
 
-@dataclass(slots=True)
-class ScheduledStep:
+class ScheduledStep(msgspec.Struct):
     """Everything that one step computes; the single contract with the executor.
 
     `ended` goes past the executor: the outputs of requests that ended while the step was made,
@@ -46,28 +47,27 @@ class ScheduledStep:
     """
 
     step_id: int
-    requests: list[ScheduledRequest] = field(default_factory=list)
-    preempted_request_ids: list[str] = field(default_factory=list)
-    finished_request_ids: list[str] = field(default_factory=list)  # since the previous step
+    requests: list[ScheduledRequest] = []
+    preempted_request_ids: list[str] = []
+    finished_request_ids: list[str] = []  # since the previous step
     num_slots: int = 0  # rows computed or reserved, and seats empty while requests wait
-    ended: list[RequestOutput] = field(default_factory=list)
+    ended: list[RequestOutput] = []
     wake_time: float | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens that the step computes over all its requests."""
-        return sum(len(scheduled.token_ids) for scheduled in self.requests)
+        return sum([len(scheduled.token_ids) for scheduled in self.requests])
 
 
-class SampledToken(msgspec.Struct, frozen=True):
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """The token chosen for a request at the end of a step."""
 
     token_id: int
     logprob: TokenLogprob | None = None  # when the request asked for logprobs
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """What the executor computed.
 
     `sampled` has one entry for each scheduled request with `sample`, unless it is in `errors`.
@@ -75,9 +75,9 @@ class StepResult:
     log-probability this step computed: those at positions `num_computed_tokens + 1` onwards.
     """
 
-    sampled: dict[str, SampledToken] = field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
+    sampled: dict[str, SampledToken] = {}
+    prompt_logprobs: dict[str, list[TokenLogprob]] = {}
+    errors: dict[str, str] = {}
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +89,7 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     finished: float | None = None
 
 
-class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one step (or an abort, or an error) brought for one request."""
 
     request_id: str

@@ -21,21 +21,21 @@ def advance(
     An error, or a missing token, ends this request alone with `FinishReason.ERROR`.
     """
     request = scheduled.request
-    output = RequestOutput(request_id=request.request_id)
-    sampled = result.sampled.get(request.request_id)
-    error = result.errors.get(request.request_id)
-    if error is None and scheduled.sample and sampled is None:
-        error = "the executor returned no token"
-    if error is not None:
-        output.error = error
-        output.finish_reason = FinishReason.ERROR
-        return output
-
-    request.num_computed_tokens += scheduled.num_scheduled_tokens
+    request_id = request.request_id
+    sampled = result.sampled.get(request_id) if scheduled.sample else None
+    if request_id in result.errors or (scheduled.sample and sampled is None):
+        return RequestOutput(
+            request_id=request_id,
+            error=result.errors.get(request_id, "the executor returned no token"),
+            finish_reason=FinishReason.ERROR,
+        )
+    request.num_computed_tokens += len(scheduled.token_ids)
+    if sampled is None:
+        output = RequestOutput(request_id=request_id)
+    else:
+        output = _take_token(request, sampled, max_request_tokens, now)
     if result.prompt_logprobs:
         output.prompt_logprobs = _new_prompt_logprobs(scheduled, result)
-    if scheduled.sample and sampled is not None:
-        _take_token(request, sampled, output, max_request_tokens, now)
     return output
 
 
@@ -46,13 +46,15 @@ def finish_reason_after(request: Request, max_request_tokens: int) -> FinishReas
     a stop. The first `min_tokens` tokens never stop.
     """
     params = request.sampling_params
-    num_output_tokens = len(request.output_token_ids)
-    token_id = request.output_token_ids[-1]
+    output_token_ids = request.output_token_ids
+    num_output_tokens = len(output_token_ids)
     if num_output_tokens > params.min_tokens:
+        token_id = output_token_ids[-1]
         is_eos = token_id in request.eos_token_ids and not params.ignore_eos
         if is_eos or token_id in params.stop_token_ids:
             return FinishReason.STOP
-    if num_output_tokens >= request.max_tokens or request.num_tokens >= max_request_tokens:
+    num_tokens = len(request.prompt_token_ids) + num_output_tokens
+    if num_output_tokens >= request.max_tokens or num_tokens >= max_request_tokens:
         return FinishReason.LENGTH
     return None
 
@@ -82,23 +84,23 @@ def progress_of(request: Request, is_done: bool) -> RequestProgress:
 
 
 def _take_token(
-    request: Request,
-    sampled: SampledToken,
-    output: RequestOutput,
-    max_request_tokens: int,
-    now: float,
-) -> None:
-    request.output_token_ids.append(sampled.token_id)
-    output.new_token_ids = [sampled.token_id]
+    request: Request, sampled: SampledToken, max_request_tokens: int, now: float
+) -> RequestOutput:
+    token_id = sampled.token_id
+    request.output_token_ids.append(token_id)
+    reason = finish_reason_after(request, max_request_tokens)
+    output = RequestOutput(
+        request_id=request.request_id, new_token_ids=[token_id], finish_reason=reason
+    )
     if sampled.logprob is not None:
         output.new_logprobs = [sampled.logprob]
-    output.finish_reason = finish_reason_after(request, max_request_tokens)
-    if output.finish_reason is FinishReason.STOP:
-        output.stop_token_id = sampled.token_id
+    if reason is not None and reason is FinishReason.STOP:  # the name of a member is slow to read
+        output.stop_token_id = token_id
     if request.first_token_time is None:
         request.first_token_time = now
         output.num_cached_tokens = request.num_cached_tokens
         output.times = times_of(request)
+    return output
 
 
 def _new_prompt_logprobs(scheduled: ScheduledRequest, result: StepResult) -> list[TokenLogprob]:
