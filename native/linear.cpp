@@ -1,11 +1,24 @@
 #include "linear.h"
 
+#include <atomic>
 #include <stdexcept>
 
 #include "linear_implementation.h"
+#include "pack_rows.h"
 
 namespace shoal {
 namespace {
+
+void require_finite(Format format, const WeightSource& source) {
+  const int64_t stride = row_bytes(format, source.inputs);
+  std::atomic<bool> is_finite{true};
+  pack_rows(source.outputs, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (!is_finite_row(format, source.data + row * stride, source.inputs)) is_finite = false;
+    }
+  });
+  if (!is_finite) throw std::invalid_argument("a weight is not finite");
+}
 
 std::unique_ptr<Linear::Implementation> make(const WeightSource& source, Isa isa, Arena& arena) {
   if (source.outputs <= 0) {
@@ -13,7 +26,7 @@ std::unique_ptr<Linear::Implementation> make(const WeightSource& source, Isa isa
                                 std::to_string(source.outputs));
   }
   const Format format = parse_format(source.type);
-  row_bytes(format, source.inputs);  // checks the columns
+  require_finite(format, source);
   if (source.gated && !can_multiply_gated(source.type, source.outputs, source.type, isa)) {
     throw std::invalid_argument("gates of " + std::to_string(source.outputs) + " outputs of " +
                                 source.type + " can't be multiplied on " + isa_name(isa));

@@ -1,4 +1,4 @@
-// Splits the packing of a weight matrix over threads: there is no pool yet when weights are packed.
+// Splits the work on a weight matrix at load over threads: there is no pool yet.
 #pragma once
 
 #include <algorithm>

@@ -97,6 +97,23 @@ BlockShape block_shape(Format format) {
   throw std::logic_error("unknown format");
 }
 
+bool is_finite_half(const uint8_t* p) { return (load_u16(p) & 0x7c00) != 0x7c00; }
+
+bool is_finite_block(Format format, const uint8_t* block) {
+  switch (format) {
+    case Format::kQ4_0:
+    case Format::kQ8_0:
+    case Format::kF16: return is_finite_half(block);
+    case Format::kQ4_1:
+    case Format::kQ4_K:
+    case Format::kQ5_K: return is_finite_half(block) && is_finite_half(block + 2);
+    case Format::kQ6_K: return is_finite_half(block + 208);
+    case Format::kBF16: return (load_u16(block) & 0x7f80) != 0x7f80;
+    case Format::kF32: return (load_u16(block + 2) & 0x7f80) != 0x7f80;
+  }
+  throw std::logic_error("unknown format");
+}
+
 }  // namespace
 
 Format parse_format(const std::string& type) {
@@ -122,6 +139,14 @@ int64_t row_bytes(Format format, int64_t inputs) {
                                 std::to_string(shape.columns));
   }
   return inputs / shape.columns * shape.bytes;
+}
+
+bool is_finite_row(Format format, const uint8_t* row, int64_t inputs) {
+  const BlockShape shape = block_shape(format);
+  for (int64_t k = 0; k < inputs; k += shape.columns, row += shape.bytes) {
+    if (!is_finite_block(format, row)) return false;
+  }
+  return true;
 }
 
 DecodedGroup decode_group(Format format, const uint8_t* row, int64_t group) {

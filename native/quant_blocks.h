@@ -20,6 +20,9 @@ int64_t row_bytes(Format format, int64_t inputs);
 
 bool is_quantized(Format format);
 
+// Whether all weights of a row of `inputs` columns are numbers.
+bool is_finite_row(Format format, const uint8_t* row, int64_t inputs);
+
 // 32 consecutive columns of one row. Scales are float and exact; `scale[1]` applies to columns 16 to 31
 // (it equals scale[0] in all formats but Q6_K).
 struct DecodedGroup {

@@ -26,6 +26,7 @@ from shoal import _native
 from shoal.executor.native import NativeExecutor
 from shoal.executor.reference import ReferenceExecutor
 from shoal.model.program import Add, Program, View
+from shoal.model.weights import WeightTensor
 from shoal.request import Request, SamplingParams
 from shoal.scheduler.interface import ScheduledRequest, ScheduledStep
 
@@ -83,7 +84,7 @@ def test_logits_agree_with_the_numpy_executor(shape: TinyShape) -> None:
     executor = make_executor(program)
     got = executor.logits(step, all_rows=True)["a"]
     assert got.shape == want.shape
-    # Keys and values are halves, 11 bits of precision, or bf16, 8 bits.
+    # Keys and values are halves, 11 bits of precision, or integers of 8 bits.
     error = 1.6e-2 if executor.isa == "amx" else 2e-3
     np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
 
@@ -206,17 +207,22 @@ def test_a_bad_request_is_an_error_of_its_own(program: Program) -> None:
 
 
 def test_logits_that_are_not_finite_fail_their_request_alone(program: Program) -> None:
-    table = program.weights["embedding"]
-    values = table.data.view(np.float32).copy()
-    values[7 * 36] = np.nan  # token 7
-    # Untied, so that only rows that read token 7 are hit.
-    untied = {"read": replace(table, name="read", data=values.view(np.uint8))}
+    def changed(name: str, index: int, new_name: str) -> WeightTensor:
+        values = program.weights[name].data.view(np.float32).copy()
+        values[index] = 3e38
+        return replace(program.weights[name], name=new_name, data=values.view(np.uint8))
+
+    # Untied, so that only rows that read token 7 become infinite where the bias is added.
+    weights = {
+        "read": changed("embedding", 7 * 36, "read"),
+        "1.down.bias": changed("1.down.bias", 0, "1.down.bias"),
+    }
     broken = replace(
         program,
         ops=(replace(program.ops[0], weight="read"), *program.ops[1:]),  # type: ignore[arg-type]  # any field
-        weights={**program.weights, **untied},
+        weights={**program.weights, **weights},
     )
-    requests = [make_request("good", [1, 2, 3]), make_request("bad", [1, 7, 3])]
+    requests = [make_request("good", [1, 2, 3]), make_request("bad", [1, 3, 7])]
     answers = Driver(make_executor(broken), all_at_once).run(requests)
     assert "not finite" in (answers["bad"].error or "")
     alone = Driver(make_executor(broken), all_at_once).run([make_request("good", [1, 2, 3])])
@@ -256,6 +262,16 @@ def test_a_sampling_state_lives_until_its_request_is_finished(program: Program) 
     executor.execute(ScheduledStep(2, finished_request_ids=["a", "b", "c"]))
     answers = Driver(executor, all_at_once).run(mixed_requests(7))
     assert answers == Driver(make_executor(program), all_at_once).run(mixed_requests(7))
+
+
+@pytest.mark.parametrize("name", ["1.attn_norm", "0.k.bias", "1.down", "embedding"])
+def test_a_weight_that_is_not_finite_is_refused_by_name(program: Program, name: str) -> None:
+    values = program.weights[name].data.view(np.float32).copy()
+    values[-1] = np.nan
+    damaged = replace(program.weights[name], data=values.view(np.uint8))
+    weights = {**program.weights, name: damaged}
+    with pytest.raises(ValueError, match=f"{name}: a weight is not finite"):
+        make_executor(replace(program, weights=weights))
 
 
 def test_a_pool_of_less_than_two_blocks_is_refused(program: Program) -> None:

@@ -168,3 +168,30 @@ def test_extreme_activations_stay_finite() -> None:
 
 def assert_same_bits(got: Floats, want: Floats, where: object) -> None:
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), where
+
+
+# Where a block of each type keeps its scales and minima, or a weight: two bytes of a float.
+FLOAT_PLACES = {
+    WeightType.F32: (4, 2),
+    WeightType.F16: (2, 0),
+    WeightType.BF16: (2, 0),
+    WeightType.Q4_0: (18, 0),
+    WeightType.Q8_0: (34, 0),
+    WeightType.Q4_1: (20, 0, 2),
+    WeightType.Q4_K: (144, 0, 2),
+    WeightType.Q5_K: (176, 0, 2),
+    WeightType.Q6_K: (210, 208),
+}
+
+
+@pytest.mark.parametrize("isa", INTEGER_ISAS[-1:] + [isa for isa in ISAS if isa == "amx"])
+@pytest.mark.parametrize("kind", WeightType)
+def test_a_weight_that_is_not_finite_is_refused(kind: WeightType, isa: str) -> None:
+    block_bytes, *places = FLOAT_PLACES[kind]
+    x = random_rows(1)
+    for place in places:
+        weight = random_weight(kind)
+        infinity = 0x7F80 if kind in (WeightType.F32, WeightType.BF16) else 0xFC00
+        weight.data.reshape(-1, block_bytes)[-1, place : place + 2].view(np.uint16)[:] = infinity
+        with pytest.raises(ValueError, match="a weight is not finite"):
+            multiply(weight, x, isa=isa)

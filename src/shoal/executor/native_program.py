@@ -185,17 +185,24 @@ class _Recorder:
     def _matrix(self, names: tuple[str, ...], *, gated: bool = False) -> int:
         if names not in self._linears:
             stack = [self._weights[name] for name in names]
-            self._linears[names] = self._session.add_linear(
-                storage_type=stack[0].type.value,
-                data=_stacked_bytes(stack),
-                outputs=sum(tensor.shape[0] for tensor in stack),
-                inputs=_common_inputs(stack),
-                gated=gated,
-            )
+            inputs = _common_inputs(stack)
+            try:
+                self._linears[names] = self._session.add_linear(
+                    storage_type=stack[0].type.value,
+                    data=_stacked_bytes(stack),
+                    outputs=sum(tensor.shape[0] for tensor in stack),
+                    inputs=inputs,
+                    gated=gated,
+                )
+            except ValueError as error:
+                raise ValueError(f"{', '.join(names)}: {error}") from error
         return self._linears[names]
 
     def _vector(self, name: str) -> npt.NDArray[np.float32]:
-        return dequantize(self._weights[name]).reshape(-1)
+        vector = dequantize(self._weights[name]).reshape(-1)
+        if not np.isfinite(vector).all():
+            raise ValueError(f"{name}: a weight is not finite")
+        return vector
 
 
 def _is_gated_by(linear: Linear, gate: GatedActivation) -> bool:
