@@ -166,7 +166,7 @@ class _Sample:
         self._num_tokens += num_taken
         delta.token_ids = output.new_token_ids[:num_taken]
         if self._params.logprobs is not None:
-            delta.logprobs = output.new_logprobs[:num_taken]
+            delta.logprobs = list(output.new_logprobs[:num_taken])
         self._settle_end(output, delta)
 
     def _settle_end(self, output: RequestOutput, delta: CompletionDelta) -> None:

@@ -169,8 +169,8 @@ class BatchScheduler(SchedulerBase):
         if held is new:
             return
         held.new_token_ids += new.new_token_ids
-        held.new_logprobs += new.new_logprobs
-        held.prompt_logprobs += new.prompt_logprobs
+        held.new_logprobs = [*held.new_logprobs, *new.new_logprobs]
+        held.prompt_logprobs = [*held.prompt_logprobs, *new.prompt_logprobs]
         held.finish_reason = new.finish_reason
         held.stop_token_id = new.stop_token_id
         held.error = new.error

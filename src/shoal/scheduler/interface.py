@@ -94,8 +94,8 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     request_id: str
     new_token_ids: list[int] = []
-    new_logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
+    new_logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it; not a part of the text
     stop_reason: str | None = None  # the time limit that ended it
