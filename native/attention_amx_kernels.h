@@ -72,7 +72,7 @@ class TileAttention {
     chunk_.first_block = first_ / kLanes;
     chunk_.last_block = (last_ + kLanes - 1) / kLanes;
     const int64_t visits = 2 * (chunk_.last_block - chunk_.first_block);  // of keys and of values
-    fetches_ = (fetch_.lines() + visits - 1) / visits;
+    fetches_ = visits > 0 ? (fetch_.lines() + visits - 1) / visits : 0;
     for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
       chunk_.blocks[b] = tile.kv + tile.block_table[index * kChunkBlocks + b] * shape.block_halves;
       keys_of_[b] = reinterpret_cast<const int8_t*>(chunk_.blocks[b]);
@@ -82,6 +82,10 @@ class TileAttention {
   // Whether the states are right: of rows that see a value that is not finite, and rows that don't, only
   // one kind can be done at a time.
   bool run(float* states) {
+    if (first_ >= last_) {
+      see_nothing(states);
+      return true;
+    }
     const bool values_are_finite = load_scales();
     if (!values_are_finite && chunk_.tile.num_queries > 1) return false;
     if (chunk_.shape.head_dim < kDepth) copy_keys();
@@ -101,6 +105,12 @@ class TileAttention {
   }
 
  private:
+  void see_nothing(float* states) const {
+    const int64_t size = chunk_.shape.state_floats();
+    for (int64_t i = 0; i < rows_ * size; i += kLanes) Vec::zero().store(states + i);
+    for (int64_t row = 0; row < rows_; ++row) states[row * size] = kMasked;
+  }
+
   struct Groups {  // of four blocks
     int64_t begin, end;
   };

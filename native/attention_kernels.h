@@ -53,11 +53,12 @@ struct Chunk {
   }
 };
 
+// A score that is not finite becomes NaN.
 SHOAL_INLINE Vec cap_scores(Vec score, float cap) {
   // tanh(y) = 1 - 2 / (exp(2y) + 1)
   const Vec one = Vec::broadcast(1.0f), two = Vec::broadcast(2.0f);
   const Vec e = exp(two * (score / Vec::broadcast(cap)));
-  return Vec::broadcast(cap) * (one - two / (e + one));
+  return fma(score, Vec::zero(), Vec::broadcast(cap) * (one - two / (e + one)));
 }
 
 template <int kRows, int kBlocks, typename T>

@@ -282,22 +282,48 @@ def test_a_long_sequence_is_divided_over_threads_without_changing_a_bit() -> Non
         assert_same_bits(other, one)
 
 
-def test_large_scores_do_not_overflow() -> None:
-    heads = Heads(scale=1000.0)
+@pytest.mark.parametrize("scale", [1e3, 1e8, 1e12])
+@pytest.mark.parametrize("isa", ISAS)
+def test_large_scores_do_not_overflow(scale: float, isa: str) -> None:
+    heads = Heads(scale=scale)
     sequence = random_sequence(heads, 300, 3, seed=6)
-    assert_near_reference(native(heads, [sequence])[0], heads, sequence)
+    got = native(heads, [sequence], isa)[0]
+    assert_near_reference(got, heads, sequence, isa)
+
+
+@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
+def test_a_weight_of_half_a_part_in_65536_is_not_lost() -> None:
+    heads = Heads(num_heads=1, scale=1.0)
+    q, k, v = (np.zeros((count, 1, 16), np.float32) for count in (1, 2, 2))
+    q[0, 0, 0] = 1.0
+    k[0, 0, 0] = 15.5 * np.log(2)  # the other key weighs 2^-15.5
+    v[0, 0, 0] = v[1, 0, 1] = 1.0
+    got = native(heads, [Sequence(q, k, v)], "amx")[0][0, 0]
+    assert got[0] == pytest.approx(1.0, rel=0.01)
+    assert got[1] == pytest.approx(2.0**-15, rel=0.1)
+
+
+def test_a_query_of_zeros_sees_its_window_alone() -> None:
+    heads = Heads(num_heads=5, head_dim=32, window=3, scale=1e-20)
+    sequence = random_sequence(heads, 200, 200, seed=12)
+    sequence.q[:] = 0.0
+    got = native(heads, [sequence])[0]
+    assert_near_reference(got, heads, sequence)
+    assert_same_bits(native(heads, [sequence.part(100, 101)])[0], got[100:101])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("token", [0, 270])
+@pytest.mark.parametrize("soft_cap", [0.0, 5.0])
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_key_that_is_not_finite_shows_in_the_result_of_those_who_see_it(
-    bad: float, token: int
+    isa: str, soft_cap: float, bad: float, token: int
 ) -> None:
-    heads = Heads(num_heads=1)
+    heads = Heads(num_heads=1, soft_cap=soft_cap)
     sequence = random_sequence(heads, 600, 600, seed=7)
     keys = sequence.k.copy()
     keys[token, 0, 3] = bad
-    got = native(heads, [replace(sequence, k=keys)])[0]
+    got = native(heads, [replace(sequence, k=keys)], isa)[0]
     assert np.isfinite(got[:token]).all()
     assert np.isnan(got[token:]).all(axis=(1, 2)).all()
 
@@ -305,10 +331,11 @@ def test_a_key_that_is_not_finite_shows_in_the_result_of_those_who_see_it(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("token", [0, 270])
+@pytest.mark.parametrize("num_heads", [1, 3])  # with one, a tile of queries crosses a chunk's end
 def test_a_value_that_is_not_finite_changes_nothing_for_those_who_do_not_see_it(
-    bad: float, window: int, token: int
+    num_heads: int, bad: float, window: int, token: int
 ) -> None:
-    heads = Heads(head_dim=48, window=window)
+    heads = Heads(num_heads=num_heads, head_dim=48, window=window)
     sequence = random_sequence(heads, 400, 400, seed=8)
     values = sequence.v.copy()
     values[token, 0, 3] = bad
