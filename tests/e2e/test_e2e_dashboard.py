@@ -233,6 +233,14 @@ def test_nothing_is_wider_than_the_window(
             return [page, ...inner].map(e => [e.scrollWidth, e.clientWidth]);
         """)
         assert all(scroll <= client for scroll, client in sizes), sizes
+        indices = browser.run(f"""
+            return [...document.querySelectorAll("{ROW} .request div :last-child")].map(index => {{
+                const cell = index.closest(".request").getBoundingClientRect();
+                const {{width, right}} = index.getBoundingClientRect();
+                return width > 0 && right <= cell.right;
+            }});
+        """)
+        assert indices == [True] * 3  # an id is cut off, its index is not
         for selector in ("#send", "#stop", "#prompt", "#batch", "#ttft"):
             assert browser.is_shown(selector)
     assert browser.errors() == []

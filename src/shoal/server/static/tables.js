@@ -42,15 +42,21 @@ function newRow(columns) {
     cell.className = style;
     if (name === "th") cell.scope = "row";
     if (style === "prompt") cell.append(document.createElement("span"), document.createElement("progress"));
+    if (style === "request") {
+      const line = cell.appendChild(document.createElement("div"));
+      line.append(document.createElement("span"), document.createElement("span"));
+    }
   }
   return tr;
 }
 
 function showRequest(cell, row, isOwn) {
+  const [name, marks] = cell.firstChild.children;
   const sample = row.sample && ` ${row.sample}`;
   const preempted = row.num_preemptions ? `, preempted ${row.num_preemptions}×` : "";
-  setText(cell, (isOwn ? "yours" : row.request_id) + sample + preempted);
-  cell.title = row.request_id;
+  setText(name, isOwn ? "yours" : row.request_id);
+  setText(marks, sample + preempted);
+  cell.title = row.request_id + sample;
 }
 
 function promptCell(cell, row) {
