@@ -1,12 +1,13 @@
 """Draws docs/images/strategies.png: the same requests under each strategy, from a real run.
 
-    python benchmarks/draw_strategies.py
+    python benchmarks/draw_strategies.py [--output FILE]
 
 Twelve requests with answers of very different lengths arrive within two seconds at four slots.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ def replay(settings: dict[str, Any]) -> Replay:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws the same requests under each strategy.")
+    parser.add_argument("--output", type=Path, default=PICTURE)
+    arguments = parser.parse_args()
     replays = {title: replay(settings) for title, settings in STRATEGIES.items()}
     figure, rows = plt.subplots(
         len(replays), 1, sharex=True, figsize=(12, 6.5), layout="constrained"
@@ -53,8 +57,7 @@ def main() -> None:
     rows[-1].set_xlim(0, max(result.steps[-1].end for result in replays.values()))
     rows[-1].set_xlabel("seconds")
     figure.legend(handles=legend_entries(), loc="outside lower center", ncols=3, frameon=False)
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=100)
+    figure.savefig(arguments.output, dpi=100)
 
 
 if __name__ == "__main__":
