@@ -14,6 +14,7 @@ from shoal.engine.errors import RequestFailedError
 from shoal.engine.outputs import CompletionDelta, RequestMetrics
 from shoal.request import FinishReason, SamplingParams
 from shoal.scheduler.interface import QueueFullError, RequestRejectedError, TimeLimitError
+from shoal.server import record
 from shoal.server.metrics import Metrics
 from shoal.server.step_metrics import StepMetrics
 
@@ -278,6 +279,18 @@ async def test_the_exposition_is_as_prometheus_wants_it(served: Served, engine: 
 )
 def test_the_check_of_the_exposition_finds_what_is_wrong(text: str, problem: str) -> None:
     assert any(problem in found for found in exposition.problems(text))
+
+
+async def test_a_fault_of_the_log_record_fails_no_request(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("record")
+
+    monkeypatch.setattr(record, "_between", broken)
+    answer = await complete(served, prompt="a")
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_fault_of_the_metrics_fails_no_request(

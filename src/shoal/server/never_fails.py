@@ -5,24 +5,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def never_fails(method: Callable[P, None]) -> Callable[P, None]:
-    """Log what `method` raises instead of raising it; only the first time, it may come often."""
+def never_fails(method: Callable[P, R | None]) -> Callable[P, R | None]:
+    """Log what `method` raises and return None instead; only the first time, it may come often."""
     reported = False
 
     @functools.wraps(method)
-    def safe(*args: P.args, **kwargs: P.kwargs) -> None:
+    def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
         nonlocal reported
         try:
-            method(*args, **kwargs)
+            return method(*args, **kwargs)
         except Exception:
             if not reported:
                 reported = True
                 logger.exception("the metric '%s' could not be recorded", method.__name__)
+            return None
 
     return safe

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from shoal.engine.outputs import RequestMetrics
+from shoal.server.never_fails import never_fails
 from shoal.server.responses import Timeline
 
 # Why a request was turned away without an answer.
@@ -39,16 +40,19 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     choices: list[RequestMetrics] = field(default_factory=list)  # ended, or cut off, and begun
 
+    @never_fails
     def first_token(self, now: float) -> None:
         """Note the first token of any choice."""
         if self.time_to_first_token is None:
             self.time_to_first_token = now - self.start
 
+    @never_fails
     def failed(self, error_code: str | None, refusal: Refusal | None) -> None:
         """Note the error that the client is told."""
         self.error_code = error_code
         self.refusal = refusal
 
+    @never_fails
     def timeline(self) -> Timeline | None:
         """Where the time went, over all choices; None before one has ended or been cut off."""
         if not self.choices:
