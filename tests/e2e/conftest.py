@@ -9,6 +9,7 @@ import httpx
 import pytest
 from gguf_files import TinyModel, write_tiny_model
 from server_process import POISON, ServerProcess, faults, running, until
+from small_pool import SMALL_POOL_MIB
 
 API_KEY = "secret"
 
@@ -55,7 +56,8 @@ def small_pool_server(
 ) -> Iterator[ServerProcess]:
     """A KV pool that is smaller than the context."""
     directory = tmp_path_factory.mktemp("small_pool")
-    with running(directory, str(tiny_model), "--kv-cache-memory-mib", "1") as server:
+    pool = ("--kv-cache-memory-mib", str(SMALL_POOL_MIB))
+    with running(directory, str(tiny_model), *pool) as server:
         yield server
 
 

@@ -12,11 +12,11 @@ import exposition
 import httpx
 import pytest
 from server_process import ServerProcess, until
+from small_pool import NUM_POOL_BLOCKS, NUM_POOL_TOKENS
 from streams import COMPLETIONS, post_alone, post_and_leave_open
 
 pytestmark = pytest.mark.e2e
 
-NUM_POOL_BLOCKS = 4096 // 16  # of the server with a small pool
 BLOCK_STATES = ("used", "cached", "empty")
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True}
 
@@ -73,7 +73,8 @@ async def test_clients_that_die_at_any_moment_leave_nothing_behind(
         """Twelve requests for more than the pool holds; half of them hang up."""
         bodies = [
             {
-                "prompt": [random.randrange(10, 100)] * random.randrange(200, 700),
+                "prompt": [random.randrange(10, 100)]
+                * random.randrange(NUM_POOL_TOKENS // 20, NUM_POOL_TOKENS // 6),
                 "max_tokens": num_tokens,
                 "ignore_eos": True,
                 "stream": random.random() < 0.5,

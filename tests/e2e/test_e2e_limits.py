@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from server_process import ServerProcess
+from small_pool import NUM_POOL_TOKENS
 
 pytestmark = pytest.mark.e2e
 
@@ -69,7 +70,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_and_the_next_is_answered(
         message = response.json()["error"]["message"]
         assert response.status_code == 400
         assert "20000" in message
-        assert "4096" in message
+        assert f" {NUM_POOL_TOKENS} " in message
         assert complete(client, [5]).status_code == 200
 
 

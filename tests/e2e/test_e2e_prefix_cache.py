@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from server_process import ServerProcess, until
+from small_pool import NUM_POOL_TOKENS
 from streams import COMPLETIONS, at_once
 
 pytestmark = pytest.mark.e2e
@@ -139,12 +140,11 @@ def test_logprobs_of_a_cached_prompt_are_all_there(
 
 
 def test_prompts_that_nearly_fill_the_pool_are_answered(small_pool_server: ServerProcess) -> None:
-    num_pool_tokens = 4096
-    one, other = ([token] * (num_pool_tokens * 95 // 100) for token in (5, 6))
+    one, other = ([token] * (NUM_POOL_TOKENS * 95 // 100) for token in (5, 6))
     with small_pool_server.client() as client:
         answers = [complete(client, prompt, max_tokens=100) for prompt in (one, one, other, one)]
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [100] * 4
     assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["length"] * 4
-    assert cached_tokens(answers[1]) > num_pool_tokens * 0.9
+    assert cached_tokens(answers[1]) > NUM_POOL_TOKENS * 0.9
     assert answers[0]["choices"] == answers[1]["choices"] == answers[3]["choices"]
     until(small_pool_server.is_idle)
