@@ -12,24 +12,17 @@ out, from the same load generator. llama-server has a slot for each client.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from served_share import CONCURRENCY, run, serving
+from served_share import CONCURRENCY, run, serving, show
 from setup_peers import ROOT, interpreter, model_file
 from startup import free_port, wait_for
-
-from shoal.bench.results.machine import Machine
 
 CONTEXT_OF_REQUEST = 1024  # tokens; the longest has 800 + 200
 ALLOWED_RATIO = 3.5
@@ -88,18 +81,7 @@ def main() -> None:
             shoal, llama = (requests_per_second(each, workload) for each in (url, peer_url))
             rounds.append({"Shoal": shoal, "llama-server": llama, "ratio": shoal / llama})
             print(f"round {number}: {shoal:.2f} against {llama:.2f}", file=sys.stderr)
-    table = Table("requests/s", "median", "lowest", "highest")
-    for name in rounds[0]:
-        values = [figures[name] for figures in rounds]
-        cells = (statistics.median(values), min(values), max(values))
-        table.add_row(name, *map("{:.2f}".format, cells))
-    machine = Machine.this()
-    console = Console()
-    console.print(f"{machine.cpu}; a ratio of at least {ALLOWED_RATIO} wanted")
-    console.print(table)
-    if arguments.json is not None:
-        content = {"machine": asdict(machine), "rounds": rounds}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+    show(rounds, f"requests/s; a ratio of at least {ALLOWED_RATIO} wanted", arguments.json)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,22 @@ def served(pid: int, url: str, workload: list[str]) -> dict[str, float]:
     }
 
 
+def show(rounds: list[dict[str, float]], wanted: str, path: Path | None) -> None:
+    """A table of medians over the rounds; and all that was measured, as JSON in `path`."""
+    table = Table("", "median", "lowest", "highest")
+    for name in rounds[0]:
+        values = [figures[name] for figures in rounds]
+        cells = (statistics.median(values), min(values), max(values))
+        table.add_row(name, *(f"{value:,.0f}" if value > 20 else f"{value:.2f}" for value in cells))
+    machine = Machine.this()
+    console = Console()
+    console.print(f"{machine.cpu}; {wanted}")
+    console.print(table)
+    if path is not None:
+        content = {"machine": asdict(machine), "rounds": rounds}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What of the throughput is left over HTTP.")
     parser.add_argument("--model", default="smollm2-135m")
@@ -105,19 +121,7 @@ def main() -> None:
             figures["share"] = figures["served tokens/s"] / figures["offline tokens/s"]
             rounds.append(figures)
             print(f"round {number}: {figures['share']:.1%}", file=sys.stderr)
-    table = Table("", "median", "lowest", "highest")
-    for name in rounds[0]:
-        values = [figures[name] for figures in rounds]
-        cells = (statistics.median(values), min(values), max(values))
-        form = "{:.1%}" if name == "share" else "{:,.0f}"
-        table.add_row(name, *map(form.format, cells))
-    machine = Machine.this()
-    console = Console()
-    console.print(f"{machine.cpu}; at least {ALLOWED_SHARE:.0%} wanted")
-    console.print(table)
-    if arguments.json is not None:
-        content = {"machine": asdict(machine), "rounds": rounds}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+    show(rounds, f"share: at least {ALLOWED_SHARE:.0%} wanted", arguments.json)
 
 
 if __name__ == "__main__":
