@@ -61,17 +61,6 @@ inline void rotate(float* x, int64_t n, int64_t head_dim) {
   for (int64_t i = 0; i < n; i += size) rotate_part(x + i, size);
 }
 
-SHOAL_INLINE float float_of(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
-}
-SHOAL_INLINE uint32_t bits_of(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
 inline constexpr int64_t kMaxHead = 256;  // dimensions
 inline constexpr float kLargestQuant = 127.0f;
 inline constexpr float kLeastScale = 0x1p-100f;  // of less than that, all quants are zero
@@ -83,7 +72,7 @@ SHOAL_INLINE float largest_magnitude(const float* x, int64_t head_dim) {
     bits = _mm512_max_epu32(bits, _mm512_castps_si512(abs(Vec::load(x + d)).v));
   }
   const uint32_t largest = _mm512_reduce_max_epu32(bits);
-  return largest < 0x7f800000u ? float_of(largest) : __builtin_nanf("");
+  return largest < 0x7f800000u ? bits_to_float(largest) : __builtin_nanf("");
 }
 
 // out = x / scale in the nearest integers, at most 127; anything if the scale is NaN.
@@ -96,8 +85,8 @@ SHOAL_INLINE void quantize(const float* x, int64_t head_dim, float scale, int8_t
 SHOAL_INLINE uint16_t quantize_by_bf16(const float* x, int64_t head_dim, int8_t* out) {
   const float largest = largest_magnitude(x, head_dim);
   const bool is_finite = largest == largest;
-  const uint32_t bits = is_finite ? bits_of(largest / kLargestQuant) + 0xffffu : 0x7fc00000u;
-  quantize(x, head_dim, float_of(bits & 0xffff0000u), out);
+  const uint32_t bits = is_finite ? float_to_bits(largest / kLargestQuant) + 0xffffu : 0x7fc00000u;
+  quantize(x, head_dim, bits_to_float(bits & 0xffff0000u), out);
   return static_cast<uint16_t>(bits >> 16);
 }
 

@@ -27,6 +27,17 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr int kLanes = 16;
 
+SHOAL_INLINE float bits_to_float(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+SHOAL_INLINE uint32_t float_to_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
 #if defined(__AVX512F__)
 
 struct Vec {
@@ -228,16 +239,6 @@ SHOAL_INLINE float reduce_max(Vec a) {
   return a.lane[0];
 }
 
-SHOAL_INLINE float bits_to_float(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
-}
-SHOAL_INLINE uint32_t float_to_bits(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
 inline float half_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
   const uint32_t exponent = (h >> 10) & 0x1f;
