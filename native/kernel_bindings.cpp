@@ -206,7 +206,7 @@ nb::tuple sample(const std::string& isa, const Floats& logits, const SamplingSet
   return to_arrays({result}, std::span(&num_top, 1));
 }
 
-// Runs `loops` parallel loops of `count` tasks; returns how often each task ran.
+// Runs `loops` pairs of parallel loops of `count` tasks, one of each kind; returns how often each task ran.
 nb::ndarray<nb::numpy, int32_t> count_tasks(int num_threads, int64_t count, int64_t loops) {
   std::vector<int32_t> runs(static_cast<std::size_t>(count));
   {
@@ -214,6 +214,7 @@ nb::ndarray<nb::numpy, int32_t> count_tasks(int num_threads, int64_t count, int6
     ThreadPool pool(num_threads);
     for (int64_t loop = 0; loop < loops; ++loop) {
       pool.parallel_for(count, [&](int64_t task, int) { ++runs[task]; });
+      pool.parallel_parts(count, [&](int64_t task, int) { ++runs[task]; });
     }
   }
   return to_numpy(std::move(runs), {static_cast<std::size_t>(count)});

@@ -81,12 +81,15 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   }
 }
 
-inline constexpr int64_t kFetchAhead = 4096;  // bytes of packed weights
+// Bytes of packed weights that are fetched ahead, first into the second-level cache, then into the first.
+inline constexpr int64_t kFetchFar = 8192;
+inline constexpr int64_t kFetchNear = 1024;
 
 template <typename F>
 SHOAL_INLINE void unpack_pair(const uint8_t* packed, int64_t tile_bytes, uint8_t* out) {
   for (int64_t byte = 0; byte < 2 * tile_bytes; byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchAhead), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchFar), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchNear), _MM_HINT_T0);
   }
   unpack_tile<F>(packed, out);
   unpack_tile<F>(packed + tile_bytes, out + kTileBytes);

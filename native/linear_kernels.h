@@ -34,6 +34,8 @@ inline constexpr int kRowBlock = 6;
 #else
 inline constexpr int kRowBlock = 2;
 #endif
+// Up to these rows each block of them reads the tiles as they are packed.
+inline constexpr int64_t kPackedRows = 6 * kRowBlock;
 
 template <bool kHalf>
 SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
@@ -41,9 +43,10 @@ SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
   return Vec::load(reinterpret_cast<const float*>(base) + index * kTile);
 }
 
-// A tile read as it is packed: for few rows, where the weights' bytes are what costs.
+// A tile read as it is packed: for few rows.
 template <typename F>
 struct PackedTile {
+  static constexpr bool kIsPacked = true;
   const uint8_t* quants;
   const uint8_t* scales;
   const uint8_t* mins;
@@ -69,6 +72,7 @@ struct PackedTile {
 // A tile unpacked to bytes and fp32 scales in the caches: for many rows.
 template <typename F>
 struct UnpackedTile {
+  static constexpr bool kIsPacked = false;
   const uint8_t* quants;  // [groups][8][16][4]
   float* scales;          // [groups][kHalves][16]
   float* mins;            // [groups][16]
@@ -142,6 +146,11 @@ SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int6
   }
 }
 
+// Fetches lines into the second-level cache: left alone, the hardware fetches too little ahead.
+SHOAL_INLINE void fetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+}
+
 // R rows from `row` on times two neighbouring tiles. kWide: q has 12 bits.
 template <typename F, int R, bool kWide, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
@@ -155,9 +164,15 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     factors[r] = args.x.factors + (row + r) / kRowPadding * groups;
     lane[r] = (row + r) % kRowPadding;
   }
+  const uint8_t* next = args.w->tile(tile + 2);
+  const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
   Vec acc[R][2];
   for (auto& a : acc) a[0] = a[1] = Vec::zero();
   for (int64_t g = 0; g < groups; ++g) {
+    if constexpr (Tile::kIsPacked) {
+      fetch(next, next_bytes);
+      next += next_bytes;
+    }
     Int dot[R][2][H];
     for (auto& sums : dot) {
       for (int h = 0; h < H; ++h) sums[0][h] = sums[1][h] = Int::broadcast(0);
@@ -218,7 +233,7 @@ void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_
 template <typename F, bool kWide>
 void gemm_tiles(const GemmArgs& args) {
   for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
-    if (args.row_end - args.row_begin <= kRowBlock) {
+    if (args.row_end - args.row_begin <= kPackedRows) {
       const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
       multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
     } else {

@@ -177,7 +177,7 @@ void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const ui
   const int64_t pairs_per_task = std::max<int64_t>(1, pairs * row_tasks / (pool.size() * 16));
   const int64_t column_tasks = (pairs + pairs_per_task - 1) / pairs_per_task;
   const auto gemm = kernels_.gemm[static_cast<int>(m.format)];
-  pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
+  pool.parallel_parts(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local AlignedBuffer<uint8_t> scratch;
     GemmArgs mine = args;
     mine.scratch = scratch.reserve(gemm_scratch_bytes(m.inputs));

@@ -40,33 +40,53 @@ bool spin_until(Ready ready) {
 }  // namespace
 
 // A loop is over when all its tasks are, not when all threads have looked at it: a thread that lost
-// its core without holding a task delays nobody. `claims` packs (count, next); a thread takes task
-// `next` by compare-and-swap and reads `fn` and `context` only after, when the loop can't end
-// without it. So a thread that wakes late finds either a task of the current loop or none.
+// its core without holding a task delays nobody. The tasks left of each part are packed as (end, next); a thread
+// takes one from either end by compare-and-swap and reads `call` and `context` only after, when the loop
+// can't end without it. So a thread that wakes late finds either a task of the current loop or none.
+// A shared loop has one part; its order is kept.
 struct ThreadPool::Impl {
-  alignas(64) std::atomic<uint64_t> claims{0};
+  struct alignas(64) Part {
+    std::atomic<uint64_t> left{0};
+  };
+
+  explicit Impl(int num_threads) : num_threads(num_threads), parts(num_threads) {}
+
+  const int num_threads;
+  std::vector<Part> parts;
   alignas(64) std::atomic<uint32_t> finished{0};
   alignas(64) std::atomic<uint32_t> generation{0};  // counts loops; threads sleep on it
-  alignas(64) void (*fn)(void*, int64_t, int) = nullptr;
+  alignas(64) std::atomic<Order> order{Order::kShared};
+  Call call = nullptr;
   void* context = nullptr;
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
 
-  bool claim(int64_t* task) {
-    uint64_t seen = claims.load(std::memory_order_acquire);
-    while (static_cast<uint32_t>(seen) < static_cast<uint32_t>(seen >> 32)) {
-      if (claims.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire)) {
-        *task = static_cast<uint32_t>(seen);
+  static uint64_t pack(uint64_t next, uint64_t end) { return end << 32 | next; }
+
+  static bool claim(Part& part, bool first, int64_t* task) {
+    uint64_t seen = part.left.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t next = static_cast<uint32_t>(seen), end = seen >> 32;
+      if (next >= end) return false;
+      const uint64_t rest = first ? pack(next + 1, end) : pack(next, end - 1);
+      if (part.left.compare_exchange_weak(seen, rest, std::memory_order_acquire)) {
+        *task = static_cast<int64_t>(first ? next : end - 1);
         return true;
       }
     }
-    return false;
   }
 
   // Runs tasks until none is left; returns how many.
   uint32_t take_part(int thread) {
     uint32_t done = 0;
-    for (int64_t task; claim(&task); ++done) fn(context, task, thread);
+    int64_t task;
+    for (int i = 0; i < num_threads; ++i) {
+      Part& part = parts[(thread + i) % num_threads];
+      while (claim(part, i == 0 || order.load(std::memory_order_relaxed) == Order::kShared, &task)) {
+        call(context, task, thread);
+        ++done;
+      }
+    }
     return done;
   }
 
@@ -95,7 +115,7 @@ ThreadPool::ThreadPool(int num_threads) : impl_(nullptr) {
     throw std::invalid_argument("num_threads must be at least 1, got " +
                                 std::to_string(num_threads));
   }
-  impl_ = new Impl;
+  impl_ = new Impl(num_threads);
   for (int thread = 1; thread < num_threads; ++thread) {
     impl_->threads.emplace_back([impl = impl_, thread] { impl->work(thread); });
   }
@@ -108,19 +128,26 @@ ThreadPool::~ThreadPool() {
   delete impl_;
 }
 
-int ThreadPool::size() const { return static_cast<int>(impl_->threads.size()) + 1; }
+int ThreadPool::size() const { return impl_->num_threads; }
 
-void ThreadPool::run(int64_t count, void (*fn)(void*, int64_t, int), void* context) {
+void ThreadPool::run(int64_t count, Order order, Call call, void* context) {
   if (count > kMaxTasks) throw std::invalid_argument("too many tasks for one parallel loop");
-  if (impl_->threads.empty() || count <= 1) {
-    for (int64_t task = 0; task < count; ++task) fn(context, task, 0);
+  const int threads = impl_->num_threads;
+  if (threads == 1 || count <= 1) {
+    for (int64_t task = 0; task < count; ++task) call(context, task, 0);
     return;
   }
   const auto total = static_cast<uint32_t>(count);
-  impl_->fn = fn;
+  impl_->order.store(order, std::memory_order_relaxed);
+  impl_->call = call;
   impl_->context = context;
   impl_->finished.store(0, std::memory_order_relaxed);
-  impl_->claims.store(uint64_t{total} << 32, std::memory_order_release);
+  for (int thread = 0; thread < threads; ++thread) {
+    const bool shared = order == Order::kShared;
+    const int64_t begin = shared ? 0 : count * thread / threads;
+    const int64_t end = shared ? (thread == 0 ? count : 0) : count * (thread + 1) / threads;
+    impl_->parts[thread].left.store(Impl::pack(begin, end), std::memory_order_release);
+  }
   impl_->wake();
 
   uint32_t done = impl_->take_part(0);

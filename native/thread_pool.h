@@ -20,13 +20,26 @@ class ThreadPool {
   // a result must not depend on it. Not reentrant.
   template <typename F>
   void parallel_for(int64_t count, F&& fn) {
-    run(count, [](void* context, int64_t task, int thread) {
-      (*static_cast<std::remove_reference_t<F>*>(context))(task, thread);
-    }, &fn);
+    run(count, Order::kShared, caller<F>, &fn);
+  }
+
+  // The same for tasks whose data lie one behind the other: each thread takes the tasks of its own part in
+  // order, so that it reads one stream, and then the last ones of other parts.
+  template <typename F>
+  void parallel_parts(int64_t count, F&& fn) {
+    run(count, Order::kParts, caller<F>, &fn);
   }
 
  private:
-  void run(int64_t count, void (*fn)(void*, int64_t, int), void* context);
+  enum class Order { kShared, kParts };
+  using Call = void (*)(void* context, int64_t task, int thread);
+
+  template <typename F>
+  static void caller(void* context, int64_t task, int thread) {
+    (*static_cast<std::remove_reference_t<F>*>(context))(task, thread);
+  }
+
+  void run(int64_t count, Order order, Call call, void* context);
   struct Impl;
   Impl* impl_;
 };

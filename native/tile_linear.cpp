@@ -233,7 +233,7 @@ void TileLinear::run(ThreadPool& pool, const LinearInput& input, const uint8_t* 
   const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * tasks_each;
   const int64_t pairs_per_task = std::max<int64_t>(1, (matrix_.pairs * row_tasks + wanted - 1) / wanted);
   const int64_t column_tasks = (matrix_.pairs + pairs_per_task - 1) / pairs_per_task;
-  pool.parallel_for(row_tasks * column_tasks, [&](int64_t task, int) {
+  pool.parallel_parts(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local AlignedBuffer<uint8_t> scratch;
     TileArgs mine = args;
     mine.scratch = scratch.reserve(tile_scratch_bytes(matrix_.inputs));

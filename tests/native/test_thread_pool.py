@@ -11,8 +11,8 @@ from shoal._native import kernels
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000])
 def test_every_task_runs_once_in_each_loop(num_threads: int, count: int) -> None:
-    runs = kernels.count_tasks(num_threads, count, 50)
-    np.testing.assert_array_equal(runs, np.full(count, 50))
+    runs = kernels.count_tasks(num_threads, count, 50)  # pairs of loops
+    np.testing.assert_array_equal(runs, np.full(count, 2 * 50))
 
 
 def test_pools_that_compete_for_the_processors_all_finish() -> None:
@@ -27,7 +27,7 @@ def test_pools_that_compete_for_the_processors_all_finish() -> None:
     for thread in threads:
         thread.join()
     for runs in results:
-        np.testing.assert_array_equal(runs, np.full(64, 500))
+        np.testing.assert_array_equal(runs, np.full(64, 2 * 500))
     assert len(results) == 4
 
 
