@@ -65,12 +65,15 @@ WARM_UP = {"workload": fixed(4, 64, 8), "decode": fixed(4, 64, 8), "prefill": fi
 
 PEERS = {
     "shoal": ("shoal", "Q4_1"),
+    "shoal-avx512": ("shoal", "Q4_1"),
     "openvino-q4_0": ("openvino", "Q4_0"),
     "openvino-q8_0": ("openvino", "Q8_0"),
     "llama.cpp-q4_0": ("llama.cpp", "Q4_0"),
     "llama.cpp-q8_0": ("llama.cpp", "Q8_0"),
     "llama.cpp-q4_1": ("llama.cpp", "Q4_1"),
 }
+FLAGS = {"shoal-avx512": ["--instruction-set", "avx512"]}
+ALWAYS = [name for name in PEERS if name not in FLAGS]  # on any machine
 WORKER_SCRIPTS = {
     "shoal": "worker_shoal.py",
     "openvino": "worker_openvino.py",
@@ -97,7 +100,7 @@ class Worker:
         self.name = name
         command = [python, str(WORKERS / WORKER_SCRIPTS[engine]), str(model)]
         command += ["--weights", weights, "--threads", str(threads)]
-        command += ["--max-num-seqs", str(MAX_NUM_SEQS)]
+        command += ["--max-num-seqs", str(MAX_NUM_SEQS), *FLAGS.get(name, [])]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -245,17 +248,18 @@ def report_progress(sample: Sample, rounds: int) -> None:
 
 
 def make_table(comparison: Comparison, workers: list[Worker], cases: list[str]) -> Table:
-    """Medians with the range, and Shoal's speed as a multiple of each peer's."""
+    """Medians with the range, and the speed of each Shoal as a multiple of each engine's."""
     table = Table("case", "engine", title="tokens per second", title_justify="left")
-    for heading in ("median", "lowest", "highest", "shoal / this"):
+    shoals = [worker.name for worker in workers if PEERS[worker.name][0] == "shoal"]
+    for heading in ("median", "lowest", "highest", *(f"{name} / this" for name in shoals)):
         table.add_column(heading, justify="right")
-    has_shoal = any(worker.name == "shoal" for worker in workers)
     for case in cases:
         for worker in workers:
             rates = comparison.rates(case, worker.name)
-            ratio = f"{1 / comparison.ratio(case, worker.name, 'shoal'):.2f}" if has_shoal else ""
             values = (statistics.median(rates), min(rates), max(rates))
-            table.add_row(case, worker.name, *(f"{value:.1f}" for value in values), ratio)
+            ratios = (comparison.ratio(case, name, worker.name) for name in shoals)
+            cells = (*(f"{value:.1f}" for value in values), *(f"{ratio:.2f}" for ratio in ratios))
+            table.add_row(case, worker.name, *cells)
         table.add_section()
     return table
 
@@ -289,7 +293,7 @@ def print_report(comparison: Comparison, workers: list[Worker], cases: list[str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compares Shoal with its peers.")
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=ALWAYS)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

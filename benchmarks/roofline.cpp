@@ -22,8 +22,9 @@
 
 namespace {
 
-constexpr int kRepetitions = 5;
-constexpr long kIterations = 4'000'000;
+// Short, and many: on a shared machine few moments are undisturbed.
+constexpr int kRepetitions = 60;
+constexpr long kIterations = 400'000;
 // Enough independent sums to hide a latency of four cycles at two operations a cycle, and few
 // enough that they stay in registers.
 constexpr int kChains = 12;
@@ -180,15 +181,19 @@ void report_arithmetic(int threads) {
 #endif
 }
 
+// Streams that a thread reads at once: the hardware fetches ahead in each, and not far enough in one.
+constexpr int kStreams = 8;
+
 // Reads `bytes` split evenly among the threads, 64-bit lanes summed so that each load is used.
 void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, int threads) {
-  const size_t share = bytes / threads / 64 * 64;
+  using Lanes = uint64_t __attribute__((vector_size(64)));
+  const size_t lines = bytes / threads / kStreams / sizeof(Lanes);
+  const size_t share = lines * kStreams * sizeof(Lanes);
   const auto read = [&](int thread) {
-    using Lanes = uint64_t __attribute__((vector_size(64)));
     const auto* lanes = reinterpret_cast<const Lanes*>(data + share * thread);
-    Lanes sums[4] = {};
-    for (size_t i = 0; i + 4 <= share / 64; i += 4) {
-      for (int j = 0; j < 4; ++j) sums[j] += lanes[i + j];
+    Lanes sums[kStreams] = {};
+    for (size_t i = 0; i < lines; ++i) {
+      for (int stream = 0; stream < kStreams; ++stream) sums[stream] += lanes[stream * lines + i];
     }
     asm volatile("" : : "m"(sums));
   };

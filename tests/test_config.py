@@ -17,6 +17,7 @@ from shoal.request import InvalidParameterError
     [
         ({"scheduler": "foo"}, "scheduler must be one of static, dynamic, continuous, got 'foo'"),
         ({"queue_timeout_action": "drop"}, "must be one of reject, delay, got 'drop'"),
+        ({"instruction_set": "sse"}, "one of None, portable, avx2, avx512, amx, got 'sse'"),
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number of at least 1, got 0"),
         ({"max_num_seqs": 2.5}, "whole number"),
         ({"max_num_seqs": True}, "whole number"),

@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument(
         "--max-num-batched-tokens", type=int, default=DEFAULTS.max_num_batched_tokens
     )
+    parser.add_argument("--instruction-set", default=DEFAULTS.instruction_set)
     arguments = parser.parse_args()
 
     def load() -> tuple[Engine, Callable[[Job], Measurement]]:
@@ -73,6 +74,7 @@ def main() -> None:
             max_num_seqs=arguments.max_num_seqs,
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             num_threads=arguments.threads,
+            instruction_set=arguments.instruction_set,
             enable_prefix_caching=False,  # a round must not answer from the one before
         )
         model = open_model(resolve(arguments.model))

@@ -62,8 +62,9 @@ def test_the_port_is_taken_and_probes_answer_while_the_model_loads(
 
 
 def test_the_banner_says_what_is_served(tiny_model: Path, tmp_path: Path) -> None:
-    with running(tmp_path, str(tiny_model), "--num-threads", "1") as server:
-        for words in ("tiny", "continuous", "--num-threads", "blocks", server.url):
+    flags = ("--num-threads", "1", "--instruction-set", "portable")
+    with running(tmp_path, str(tiny_model), *flags) as server:
+        for words in ("tiny", "continuous", "--num-threads", "portable", "blocks", server.url):
             assert words in server.stdout
         assert server.stdout.endswith("ready\n")
 

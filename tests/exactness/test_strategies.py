@@ -51,14 +51,11 @@ def test_a_single_seat_and_a_tiny_budget_change_nothing(load: Load, alone: list[
     "isa",
     [i for i in kernels.instruction_sets() if i not in ("portable", _native.default_isa())],
 )
-def test_other_instruction_sets_are_exact_too(
-    load: Load, isa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOAL_ISA", isa)
-    with load(max_num_seqs=1, enable_prefix_caching=False) as llm:
+def test_other_instruction_sets_are_exact_too(load: Load, isa: str) -> None:
+    with load(max_num_seqs=1, enable_prefix_caching=False, instruction_set=isa) as llm:
         assert llm.info.isa == isa
         alone = ask(llm, QUESTIONS[:100])
-    with load() as llm:
+    with load(instruction_set=isa) as llm:
         assert ask(llm, QUESTIONS)[:100] == alone
 
 

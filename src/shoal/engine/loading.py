@@ -71,6 +71,7 @@ def load_engine(
             kv_cache_bytes=config.kv_cache_memory_mib * 2**20,
             num_valid_tokens=model.num_tokens,
             num_threads=config.num_threads,
+            isa=config.instruction_set,
         )
     except (MemoryError, OSError, OverflowError) as error:
         raise ConfigError(
