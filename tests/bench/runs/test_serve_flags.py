@@ -28,7 +28,8 @@ def parsed(flags: list[str]) -> EngineConfig:
     [
         {},
         {"scheduler": "static", "max_queue_delay": 0.0, "skip_padding": True},
-        {"scheduler": "dynamic", "preferred_batch_sizes": (4, 8), "num_threads": 1, "instruction_set": "avx2"},
+        {"scheduler": "dynamic", "preferred_batch_sizes": (4, 8), "num_threads": 1},
+        {"instruction_set": "avx2"},
         {"enable_chunked_prefill": False, "enable_prefix_caching": False, "seed": 3},
         {"max_queue_time": 2.5, "queue_timeout_action": "delay", "trace_file": "a b.json"},
     ],
