@@ -5,8 +5,9 @@
 Streaming clients ask a server of its own without a pause. Prompts are all different, so that the
 prefix cache is full of what is never asked again, but their lengths come round and round in one
 order, so that each minute has the same work. What the server counts is read once a minute, after a
-warm-up in which the KV pool fills. The exit status is 1 if the last minute is slower than the first
-by more than 3 %, or memory has grown by more than 5 % since.
+warm-up in which the KV pool fills. Others may slow the machine down: once a second a small piece of
+work, always the same, says how fast it is. The exit status is 1 if the last minute is slower than
+the first by more than 3 % for the speed of the machine, or memory has grown by more than 5 % since.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import asyncio
 import itertools
 import json
 import random
+import statistics
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 from process_times import resident_bytes, tree_of
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -33,10 +37,12 @@ from shoal.bench.results.machine import Machine
 INPUT_LEN, OUTPUT_LEN = (50, 800), (20, 200)
 NUM_LENGTHS = 64
 TOKEN_IDS = (1000, 40000)  # ordinary words of any model
-WARM_UP_SECONDS = 60
+WARM_UP_SECONDS = MINUTE = 60
 ALLOWED_SLOWDOWN, ALLOWED_GROWTH = 0.03, 0.05
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # of an HTTP body
 MAX_ANSWER_BYTES = 1 << 20
+PROBE = np.linspace(0.5, 1.5, 4096, dtype=np.float32)
+PROBE_PASSES = 1000
 COUNTERS = ("shoal:generation_tokens_total", "shoal:prompt_tokens_total")
 
 
@@ -49,6 +55,7 @@ class Minute:
     requests: int
     server_bytes: int
     engine_bytes: int
+    machine_speed: float  # probes a second of CPU time
 
 
 class Clients:
@@ -103,17 +110,32 @@ def read_counters(url: str) -> list[float]:
     return [values[name] for name in COUNTERS]
 
 
+def probe_speed() -> float:
+    """How often the probe could be computed in a second of this thread's CPU time."""
+    values = PROBE.copy()
+    start = time.thread_time()
+    for _ in range(PROBE_PASSES):
+        np.multiply(values, PROBE, out=values)
+        np.sqrt(values, out=values)
+    return 1 / (time.thread_time() - start)
+
+
 async def next_minute(url: str, pid: int, clients: Clients) -> Minute:
     """Wait a minute and say what it brought."""
     loop = asyncio.get_running_loop()
     start, num_answers = loop.time(), clients.num_answers
     before = await asyncio.to_thread(read_counters, url)
-    await asyncio.sleep(60)
+    speeds = []
+    while loop.time() - start < MINUTE:
+        speeds.append(probe_speed())
+        await asyncio.sleep(1)
     after = await asyncio.to_thread(read_counters, url)
     seconds = loop.time() - start
     output, prompt = ((now - then) / seconds for then, now in zip(before, after, strict=True))
     server_bytes, engine_bytes = map(resident_bytes, tree_of(pid))
-    return Minute(output, prompt, clients.num_answers - num_answers, server_bytes, engine_bytes)
+    requests = clients.num_answers - num_answers
+    speed = statistics.median(speeds)
+    return Minute(output, prompt, requests, server_bytes, engine_bytes, speed)
 
 
 async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
@@ -122,7 +144,7 @@ async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
     load = asyncio.create_task(clients.run())
     await asyncio.wait({load}, timeout=WARM_UP_SECONDS)
     minutes: list[Minute] = []
-    print("minute  output tokens/s  prompt tokens/s  requests  server MB  engine MB")
+    print("minute  output tokens/s  prompt tokens/s  requests  server MB  engine MB  machine")
     for number in range(1, num_minutes + 1):
         watch = asyncio.create_task(next_minute(url, pid, clients))
         await asyncio.wait({load, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +155,8 @@ async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
         print(
             f"{number:6}  {minute.output_tokens_per_second:15,.0f}  "
             f"{minute.prompt_tokens_per_second:15,.0f}  {minute.requests:8}  "
-            f"{minute.server_bytes / 1e6:9,.1f}  {minute.engine_bytes / 1e6:9,.1f}",
+            f"{minute.server_bytes / 1e6:9,.1f}  {minute.engine_bytes / 1e6:9,.1f}  "
+            f"{minute.machine_speed / minutes[0].machine_speed:7.0%}",
             flush=True,
         )
     load.cancel()
@@ -150,11 +173,14 @@ def main() -> int:
     with serving(arguments.model) as (pid, url):
         minutes = asyncio.run(soak(url, pid, arguments.minutes))
     first, last = minutes[0], minutes[-1]
-    speed = last.output_tokens_per_second / first.output_tokens_per_second - 1
+    tokens = last.output_tokens_per_second / first.output_tokens_per_second
+    machine_speed = last.machine_speed / first.machine_speed
+    speed = tokens / machine_speed - 1
     memory = (last.server_bytes + last.engine_bytes) / (first.server_bytes + first.engine_bytes) - 1
     machine = Machine.this()
     Console().print(
-        f"{machine.cpu}: from the first minute to the last {speed:+.1%} tokens/s, "
+        f"{machine.cpu}: from the first minute to the last {tokens - 1:+.1%} tokens/s, "
+        f"{machine_speed - 1:+.1%} speed of the machine, {speed:+.1%} tokens/s at equal speed, "
         f"{memory:+.1%} memory"
     )
     if arguments.json is not None:
