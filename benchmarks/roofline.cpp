@@ -23,8 +23,8 @@
 namespace {
 
 // Short, and many: on a shared machine few moments are undisturbed.
-constexpr int kRepetitions = 60;
-constexpr long kIterations = 400'000;
+constexpr int kRepetitions = 200;
+constexpr long kIterations = 100'000;
 // Enough independent sums to hide a latency of four cycles at two operations a cycle, and few
 // enough that they stay in registers.
 constexpr int kChains = 12;
@@ -69,6 +69,7 @@ void fp32_fma(int) {
   for (auto& sum : sums) sum = set_float(0.0f);
   const Float x = set_float(1e-3f), y = set_float(2e-3f);
   for (long i = 0; i < kIterations; ++i) {
+#pragma GCC unroll 12
     for (auto& sum : sums) {
       sum = fma(sum, x, y);
       asm volatile("" : "+x"(sum));
@@ -83,6 +84,7 @@ void int8_vnni(int) {
   for (auto& sum : sums) sum = _mm512_setzero_si512();
   const __m512i x = _mm512_set1_epi8(1), y = _mm512_set1_epi8(2);
   for (long i = 0; i < kIterations; ++i) {
+#pragma GCC unroll 12
     for (auto& sum : sums) {
       sum = _mm512_dpbusd_epi32(sum, x, y);
       asm volatile("" : "+v"(sum));
@@ -100,6 +102,7 @@ void bf16_dot(int) {
   std::memcpy(&x, &zero, sizeof x);
   std::memcpy(&y, &zero, sizeof y);
   for (long i = 0; i < kIterations; ++i) {
+#pragma GCC unroll 12
     for (auto& sum : sums) {
       sum = _mm512_dpbf16_ps(sum, x, y);
       asm volatile("" : "+v"(sum));

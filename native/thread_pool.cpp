@@ -40,10 +40,11 @@ bool spin_until(Ready ready) {
 }  // namespace
 
 // A loop is over when all its tasks are, not when all threads have looked at it: a thread that lost
-// its core without holding a task delays nobody. The tasks left of each part are packed as (end, next); a thread
+// its core before it took a task delays nobody. The tasks left of each part are packed as (end, next); a thread
 // takes one from either end by compare-and-swap and reads `call` and `context` only after, when the loop
 // can't end without it. So a thread that wakes late finds either a task of the current loop or none.
-// A shared loop has one part; its order is kept.
+// A shared loop has one part, taken from the front; a thread that comes late from another kind of loop may once
+// take from the back instead.
 struct ThreadPool::Impl {
   struct alignas(64) Part {
     std::atomic<uint64_t> left{0};

@@ -15,7 +15,7 @@ class ThreadPool {
 
   int size() const;
 
-  // Calls fn(i) for each i in [0, count) once, tasks handed out in order from an atomic counter;
+  // Calls fn(i) for each i in [0, count) once, tasks handed out in order, as a rule;
   // returns when all are done. fn(task, thread) may use `thread` (0..size-1) for scratch space only:
   // a result must not depend on it. Not reentrant.
   template <typename F>
