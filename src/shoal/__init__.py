@@ -16,7 +16,7 @@ __all__ = ["LLM", "EngineConfig", "GenerationOutput", "RequestOptions", "Samplin
 def __getattr__(name: str) -> Any:
     """Import the engine when it is first asked for, so that `import shoal` stays fast."""
     if name in {"LLM", "GenerationOutput"}:
-        from shoal import llm  # noqa: PLC0415
+        from shoal import llm  # noqa: PLC0415 - slow
 
         return getattr(llm, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -72,7 +72,7 @@ def to_hf(weights: Weights, num_heads: int, num_kv_heads: int) -> Weights:
             if part in ("attn_q", "attn_k"):
                 heads = num_heads if part == "attn_q" else num_kv_heads
                 pairs = values.reshape(heads, len(values) // heads // 2, 2, -1)
-                values = pairs.swapaxes(1, 2).reshape(values.shape)  # noqa: PLW2901
+                values = pairs.swapaxes(1, 2).reshape(values.shape)  # noqa: PLW2901 - the new view
             renamed[f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"] = values
     return renamed
 

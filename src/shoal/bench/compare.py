@@ -133,7 +133,7 @@ def run(config: Annotated[CompareConfig | None, Parameter(name="*")] = None) -> 
     if find_spec("matplotlib") is None:
         raise ConfigError("the pictures need matplotlib: pip install 'shoal[bench]'")
     # It needs matplotlib, which is an extra.
-    from shoal.bench.comparison.report import (  # noqa: PLC0415
+    from shoal.bench.comparison.report import (  # noqa: PLC0415 - slow
         require_output,
         results_table,
         write_html,

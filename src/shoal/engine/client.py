@@ -353,7 +353,7 @@ class AsyncEngine:
 
 def _read_text_interface(path: Path) -> TextInterface:
     # Imported while the engine's process starts, not before.
-    from shoal.model.loader import open_model  # noqa: PLC0415
+    from shoal.model.loader import open_model  # noqa: PLC0415 - slow
 
     return load_text_interface(open_model(path))
 

@@ -203,9 +203,9 @@ def _resolve_hub(model: str, progress: bool) -> Path:
     if not (owner and name and file_name) or "/" in name:
         raise ModelNotFoundError(f"{model!r} is not of the form hf:owner/name:file.gguf")
     # Takes half a second to import, and only this form needs it.
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
-    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - slow
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415 - slow
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - slow
 
     if not progress:
         disable_progress_bars()

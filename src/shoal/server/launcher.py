@@ -90,8 +90,8 @@ async def _serve(
     # These imports take as long as loading the model. In a thread they let the loop start the
     # engine's process meanwhile.
     await asyncio.to_thread(importlib.import_module, "shoal.server.http")
-    from shoal.server.http import HttpServer  # noqa: PLC0415
-    from shoal.server.state import ServerState  # noqa: PLC0415
+    from shoal.server.http import HttpServer  # noqa: PLC0415 - slow
+    from shoal.server.state import ServerState  # noqa: PLC0415 - slow
 
     names = config.served_model_name or (model_name(engine_config.model),)
     state = ServerState(engine=engine, model_names=names, api_key=config.api_key)
