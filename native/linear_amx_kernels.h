@@ -105,6 +105,12 @@ class TileStore {
   float* place(int64_t row, int c) {
     return is_whole(c) ? args_.y + row * args_.y_stride + column_ + c * kTile : partial_;
   }
+  // Fetches what will be written of a row; what is not fetched in time, a store waits for.
+  void fetch(int64_t row) const {
+    const float* y = args_.y + row * args_.y_stride + column_;
+    __builtin_prefetch(y, 1);
+    __builtin_prefetch(y + kTile, 1);
+  }
   int64_t stride_bytes(int c) const {
     return is_whole(c) ? args_.y_stride * static_cast<int64_t>(sizeof(float)) : 64;
   }
@@ -132,6 +138,7 @@ class GatedStore {
       : out_(out), column_(pair * kTile), tile_rows_(tile_rows) {}
 
   float* place(int64_t, int c) { return sums_[c]; }
+  void fetch(int64_t row) const { __builtin_prefetch(out_.x + row * out_.stride + column_, 1); }
   int64_t stride_bytes(int) const { return 64; }
   void finish(int64_t row, int c) {
     if (c == 0) return;
@@ -158,15 +165,25 @@ class GatedStore {
     (store).finish(row, c);                                                \
   } while (false)
 
+// With many rows the activations stream by while a part of the weights stays in the first-level cache.
+#define SHOAL_LOAD_ROW_TILE(many, tile, x, stride) \
+  do {                                             \
+    if constexpr (many) {                          \
+      _tile_stream_loadd(tile, x, stride);         \
+    } else {                                       \
+      _tile_loadd(tile, x, stride);                \
+    }                                              \
+  } while (false)
+
 // Adds the products of one group to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
-template <bool kTwo>
+template <bool kTwo, bool kMany>
 SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t stride,
                                  const uint8_t* w) {
   _tile_loadd(6, w, 64);
-  _tile_loadd(4, x0, stride);
+  SHOAL_LOAD_ROW_TILE(kMany, 4, x0, stride);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (kTwo) {
-    _tile_loadd(5, x1, stride);
+    SHOAL_LOAD_ROW_TILE(kMany, 5, x1, stride);
     _tile_dpbf16ps(2, 5, 6);
   }
   _tile_loadd(7, w + kTileBytes, 64);
@@ -174,36 +191,69 @@ SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t s
   if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
 }
 
-// Multiplies the row tiles that begin at the rows `first` and `second` with a pair of tiles. kUnpack: the
-// pair is unpacked on the way, ahead of its use, each group to its index & `places` of the scratch; else
-// all of it lies there.
-template <typename F, bool kTwo, bool kUnpack, typename Store>
+// Groups whose products are added up before the next row tiles have their turn.
+struct Groups {
+  int64_t begin, end, all;
+};
+
+// Multiplies the row tiles that begin at the rows `first` and `second` with groups of a pair of tiles.
+// kUnpack: the groups are unpacked on the way, ahead of their use; else all of them lie in the scratch.
+// kMany: they stay there for other row tiles, and so do the sums, in `sums`, until their last groups.
+template <typename F, bool kTwo, bool kUnpack, bool kMany, typename Store>
 void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_t first,
-                        int64_t second, int64_t places) {
+                        int64_t second, int64_t tile_rows, const Groups& groups, float* sums) {
   // Groups unpacked, then multiplied, in turn: what was measured to be fastest.
   constexpr int64_t kTurn = kTwo || F::kBits != 4 ? 1 : 2;
-  const int64_t groups = args.w->groups(), tile_bytes = args.w->tile_bytes;
-  const int64_t stride = args.x_stride * 2;
+  constexpr int64_t kFewPlaces = 4;
+  constexpr int kSums = kTileRowsMax * kTile;
+  const int64_t tile_bytes = args.w->tile_bytes, stride = args.x_stride * 2;
   const uint8_t* packed = args.w->pair(pair);
   const auto* x0 = reinterpret_cast<const uint8_t*>(args.x + first * args.x_stride);
   const auto* x1 = reinterpret_cast<const uint8_t*>(args.x + second * args.x_stride);
-  const auto unpacked = [&](int64_t g) { return args.scratch + (g & places) * 2 * kTileBytes; };
+  const auto unpacked = [&](int64_t g) __attribute__((always_inline)) {
+    return args.scratch + (kMany ? g - groups.begin : g % kFewPlaces) * 2 * kTileBytes;
+  };
   const auto unpack_turn = [&](int64_t g) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int64_t i = g; i < g + kTurn; ++i) {
-      if (i < groups) unpack_pair<F>(packed + i * 2 * tile_bytes, tile_bytes, unpacked(i));
+      if (i < groups.end) unpack_pair<F>(packed + i * 2 * tile_bytes, tile_bytes, unpacked(i));
     }
   };
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kTwo) {
-    _tile_zero(2);
-    _tile_zero(3);
+  const bool is_last = groups.end == groups.all;
+  if (kMany && groups.begin > 0) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + kSums, 64);
+    if constexpr (kTwo) {
+      _tile_loadd(2, sums + 2 * kSums, 64);
+      _tile_loadd(3, sums + 3 * kSums, 64);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTwo) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   }
-  if constexpr (kUnpack) unpack_turn(0);
-  for (int64_t g = 0; g < groups; ++g) {
-    if (kUnpack && g % kTurn == 0) unpack_turn(g + kTurn);
-    multiply_group<kTwo>(x0 + g * 64, x1 + g * 64, stride, unpacked(g));
+  if constexpr (kUnpack) unpack_turn(groups.begin);
+  for (int64_t g = groups.begin; g < groups.end; ++g) {
+    if (kUnpack && (g - groups.begin) % kTurn == 0) unpack_turn(g + kTurn);
+    if (kMany && is_last) {
+      for (int64_t r = g - groups.begin; r < tile_rows; r += groups.end - groups.begin) {
+        store.fetch(first + r);
+        if constexpr (kTwo) store.fetch(second + r);
+      }
+    }
+    multiply_group<kTwo, kMany>(x0 + g * 64, x1 + g * 64, stride, unpacked(g));
+  }
+  if (kMany && !is_last) {
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + kSums, 64);
+    if constexpr (kTwo) {
+      _tile_stored(2, sums + 2 * kSums, 64);
+      _tile_stored(3, sums + 3 * kSums, 64);
+    }
+    return;
   }
   SHOAL_STORE_TILE(store, 0, first, 0);
   SHOAL_STORE_TILE(store, 1, first, 1);
@@ -218,7 +268,6 @@ void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_
 // make_store(pair, rows of a tile) makes what takes the sums of a pair.
 template <typename F, typename MakeStore>
 SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
-  constexpr int64_t kFewPlaces = 3, kAllPlaces = INT64_MAX;  // masks of a group's index
   const int64_t rows = args.row_end - args.row_begin;
   const int64_t tiles = (rows + kTileRowsMax - 1) / kTileRowsMax;
   const int64_t tile_rows = (rows + tiles - 1) / tiles;
@@ -226,23 +275,32 @@ SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
     const int64_t row = tile * tile_rows;
     return args.row_begin + (row < rows - tile_rows ? row : rows - tile_rows);
   };
-  const int64_t places = tiles <= 2 ? kFewPlaces : kAllPlaces;
+  const int64_t all = args.w->groups();
+  const int64_t parts = (all + kGroupsInCache - 1) / kGroupsInCache;
+  float* const sums = tile_sums(args.scratch);
   TileConfig(tile_rows).load();
   for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
     auto store = make_store(pair, tile_rows);
+    const auto multiply = [&]<bool kTwo, bool kUnpack, bool kMany>(int64_t tile, const Groups& groups)
+                              __attribute__((always_inline)) {
+      multiply_row_tiles<F, kTwo, kUnpack, kMany>(args, pair, store, first_row(tile),
+                                                  first_row(tile + (kTwo ? 1 : 0)), tile_rows,
+                                                  groups, sums + tile * 2 * kTileRowsMax * kTile);
+    };
     if (tiles == 1) {
-      multiply_row_tiles<F, false, true>(args, pair, store, first_row(0), first_row(0), places);
-      continue;
-    }
-    multiply_row_tiles<F, true, true>(args, pair, store, first_row(0), first_row(1), places);
-    int64_t tile = 2;
-    for (; tile + 2 <= tiles; tile += 2) {
-      multiply_row_tiles<F, true, false>(args, pair, store, first_row(tile), first_row(tile + 1),
-                                         places);
-    }
-    if (tile < tiles) {
-      multiply_row_tiles<F, false, false>(args, pair, store, first_row(tile), first_row(tile),
-                                          places);
+      multiply.template operator()<false, true, false>(0, {0, all, all});
+    } else if (tiles == 2) {
+      multiply.template operator()<true, true, false>(0, {0, all, all});
+    } else {
+      for (int64_t part = 0; part < parts; ++part) {
+        const Groups groups{part * all / parts, (part + 1) * all / parts, all};
+        multiply.template operator()<true, true, true>(0, groups);
+        int64_t tile = 2;
+        for (; tile + 2 <= tiles; tile += 2) {
+          multiply.template operator()<true, false, true>(tile, groups);
+        }
+        if (tile < tiles) multiply.template operator()<false, false, true>(tile, groups);
+      }
     }
   }
   _tile_release();

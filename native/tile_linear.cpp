@@ -236,7 +236,7 @@ void TileLinear::run(ThreadPool& pool, const LinearInput& input, const uint8_t* 
   pool.parallel_parts(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local AlignedBuffer<uint8_t> scratch;
     TileArgs mine = args;
-    mine.scratch = scratch.reserve(tile_scratch_bytes(matrix_.inputs));
+    mine.scratch = scratch.reserve(tile_scratch_bytes(rows_per_task));
     mine.row_begin = task / column_tasks * rows_per_task;
     mine.row_end = std::min(input.rows, mine.row_begin + rows_per_task);
     mine.pair_begin = task % column_tasks * pairs_per_task;

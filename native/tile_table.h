@@ -42,7 +42,7 @@ struct TileArgs {
   int64_t pair_begin, pair_end;
   float* y;  // [rows][outputs], stride y_stride
   int64_t y_stride;
-  uint8_t* scratch;  // tile_scratch_bytes(inputs), aligned to 64; of the calling thread alone
+  uint8_t* scratch;  // tile_scratch_bytes(rows), aligned to 64; of the calling thread alone
 };
 
 // Where the products of a gated matrix go: bf16(silu(gate) * up * factor), [rows][outputs / 2].
@@ -52,9 +52,17 @@ struct GatedOutput {
   float factor;
 };
 
-// Room for a pair of tiles over all columns in bf16.
-SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t inputs) {
-  return 2 * kTile * inputs * static_cast<int64_t>(sizeof(uint16_t));
+// Groups of a pair of tiles that stay in the first-level cache, in bf16, while many rows go by.
+inline constexpr int64_t kGroupsInCache = 18;
+inline constexpr int64_t kUnpackedBytes =
+    kGroupsInCache * 2 * kTile * kGroup * static_cast<int64_t>(sizeof(uint16_t));
+
+// A thread's room: unpacked groups, then the sums of a pair of tiles, 16 rows at a time.
+SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t rows) {
+  return kUnpackedBytes + (rows + 15) / 16 * 16 * 2 * kTile * static_cast<int64_t>(sizeof(float));
+}
+SHOAL_ALWAYS_INLINE float* tile_sums(uint8_t* scratch) {
+  return reinterpret_cast<float*>(scratch + kUnpackedBytes);
 }
 
 struct TileKernels {
