@@ -63,7 +63,7 @@ peers: $(VENV)/.tested ## Compare with OpenVINO GenAI and llama.cpp in one run (
 roofline: $(VENV)/.installed ## What this machine could do at best
 	@$(BIN)/python benchmarks/roofline.py
 
-soak: $(VENV)/.installed ## A steady load for 20 minutes: throughput and memory of each
+soak: $(VENV)/.installed ## A steady load for 20 minutes, then a fresh server beside the aged one
 	@$(BIN)/python benchmarks/soak.py --model $(MODEL) $(ARGS)
 
 clean: ## Remove the virtual environment and what was built

@@ -1,49 +1,36 @@
 """A steady load for a long time: does the throughput hold, and does memory stay flat (Linux).
 
-    python benchmarks/soak.py [--minutes 20] [--model MODEL] [--json FILE]
+    python benchmarks/soak.py [--minutes 20] [--rounds 10] [--model MODEL] [--json FILE]
 
-Streaming clients ask a server of its own without a pause. Prompts are all different, so that the
-prefix cache is full of what is never asked again, but their lengths come round and round in one
-order, so that each minute has the same work. What the server counts is read once a minute, after a
-warm-up in which the KV pool fills. Others may slow the machine down: once a second a small piece of
-work, always the same, says how fast it is. The exit status is 1 if the last minute is slower than
-the first by more than 3 % for the speed of the machine, or memory has grown by more than 5 % since.
+32 streaming clients ask a server without a pause. From when its KV pool is full, what the server
+counts is read once a minute. Others may slow the machine down meanwhile, so minutes alone can't
+tell a server that has become slow from a machine that has. Hence the server, now aged, is compared
+with a fresh one, whose pool is filled first: each in turn gets a slice of the same load, while the
+other is idle. Both slices of a round begin with the same lengths and end after the same number of
+answers. The exit status is 1 if the median of aged / fresh is below 97 %, or if the aged server's
+memory has grown by more than 5 % from the first minute to the last.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
-import random
 import statistics
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
 from process_times import resident_bytes, tree_of
-from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 from served_share import CONCURRENCY, serving
+from steady_load import NUM_LENGTHS, Counters, Load, pool_filled, read_counters, steady_load
 
 from shoal.bench.results.machine import Machine
 
-INPUT_LEN, OUTPUT_LEN = (50, 800), (20, 200)
-NUM_LENGTHS = 64
-TOKEN_IDS = (1000, 40000)  # ordinary words of any model
-WARM_UP_SECONDS = MINUTE = 60
-ALLOWED_SLOWDOWN, ALLOWED_GROWTH = 0.03, 0.05
-LAST_CHUNK = b"\r\n0\r\n\r\n"  # of an HTTP body
-MAX_ANSWER_BYTES = 1 << 20
-PROBE = np.linspace(0.5, 1.5, 4096, dtype=np.float32)
-PROBE_PASSES = 1000
-COUNTERS = ("shoal:generation_tokens_total", "shoal:prompt_tokens_total")
+MINUTE = 60
+LEAST_RATIO, ALLOWED_GROWTH = 0.97, 0.05
+RAMP_ANSWERS = CONCURRENCY  # by then even the last client's first request has begun
+SLICE_ANSWERS = NUM_LENGTHS  # each length once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,138 +42,128 @@ class Minute:
     requests: int
     server_bytes: int
     engine_bytes: int
-    machine_speed: float  # probes a second of CPU time
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.server_bytes + self.engine_bytes
 
 
-class Clients:
-    """Streaming clients that ask on and on."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Output tokens per second of a slice on each server, and the first as a share of the other."""
 
-    def __init__(self, url: str, count: int) -> None:
-        self._address = urlsplit(url).netloc.split(":")
-        self._count = count
-        self._bodies = request_bodies()
-        self.num_answers = 0
-
-    async def run(self) -> None:
-        """Ask until cancelled."""
-        await asyncio.gather(*(self._ask_on_and_on() for _ in range(self._count)))
-
-    async def _ask_on_and_on(self) -> None:
-        host, port = self._address
-        reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_ANSWER_BYTES)
-        for body in self._bodies:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
-            writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise SystemExit(f"the server answered {status.decode().strip()}")
-            answer = await reader.readuntil(LAST_CHUNK)
-            if not answer.endswith(b"data: [DONE]\n\n" + LAST_CHUNK):
-                raise SystemExit(f"an answer broke off: {answer[-500:].decode()}")
-            self.num_answers += 1
+    aged: float
+    fresh: float
+    ratio: float
 
 
-def request_bodies() -> Iterator[bytes]:
-    """Different prompts without end, whose lengths recur in one order."""
-    chance = random.Random(0)
-    lengths = [
-        (chance.randint(*INPUT_LEN), chance.randint(*OUTPUT_LEN)) for _ in range(NUM_LENGTHS)
-    ]
-    for num_input, num_output in itertools.cycle(lengths):
-        body = {
-            "prompt": [chance.randint(*TOKEN_IDS) for _ in range(num_input)],
-            "max_tokens": num_output,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        yield json.dumps(body).encode()
+def output_speed(before: Counters, after: Counters) -> float:
+    return (after.output_tokens - before.output_tokens) / (after.time - before.time)
 
 
-def read_counters(url: str) -> list[float]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        families = text_string_to_metric_families(response.read().decode())
-    values = {sample.name: sample.value for family in families for sample in family.samples}
-    return [values[name] for name in COUNTERS]
+def prompt_speed(before: Counters, after: Counters) -> float:
+    return (after.prompt_tokens - before.prompt_tokens) / (after.time - before.time)
 
 
-def probe_speed() -> float:
-    """How often the probe could be computed in a second of this thread's CPU time."""
-    values = PROBE.copy()
-    start = time.thread_time()
-    for _ in range(PROBE_PASSES):
-        np.multiply(values, PROBE, out=values)
-        np.sqrt(values, out=values)
-    return 1 / (time.thread_time() - start)
-
-
-async def next_minute(url: str, pid: int, clients: Clients) -> Minute:
+async def next_minute(url: str, pid: int, load: Load) -> Minute:
     """Wait a minute and say what it brought."""
-    loop = asyncio.get_running_loop()
-    start, num_answers = loop.time(), clients.num_answers
+    num_answers = load.num_answers
     before = await asyncio.to_thread(read_counters, url)
-    speeds = []
-    while loop.time() - start < MINUTE:
-        speeds.append(probe_speed())
-        await asyncio.sleep(1)
+    await asyncio.sleep(MINUTE)
     after = await asyncio.to_thread(read_counters, url)
-    seconds = loop.time() - start
-    output, prompt = ((now - then) / seconds for then, now in zip(before, after, strict=True))
-    server_bytes, engine_bytes = map(resident_bytes, tree_of(pid))
-    requests = clients.num_answers - num_answers
-    speed = statistics.median(speeds)
-    return Minute(output, prompt, requests, server_bytes, engine_bytes, speed)
+    return Minute(
+        output_speed(before, after),
+        prompt_speed(before, after),
+        load.num_answers - num_answers,
+        *map(resident_bytes, tree_of(pid)),
+    )
 
 
 async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
     """Load the server and watch it; prints a line a minute."""
-    clients = Clients(url, CONCURRENCY)
-    load = asyncio.create_task(clients.run())
-    await asyncio.wait({load}, timeout=WARM_UP_SECONDS)
-    minutes: list[Minute] = []
-    print("minute  output tokens/s  prompt tokens/s  requests  server MB  engine MB  machine")
-    for number in range(1, num_minutes + 1):
-        watch = asyncio.create_task(next_minute(url, pid, clients))
-        await asyncio.wait({load, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if load.done():
-            load.result()  # it ends only by an error
-        minute = await watch
-        minutes.append(minute)
-        print(
-            f"{number:6}  {minute.output_tokens_per_second:15,.0f}  "
-            f"{minute.prompt_tokens_per_second:15,.0f}  {minute.requests:8}  "
-            f"{minute.server_bytes / 1e6:9,.1f}  {minute.engine_bytes / 1e6:9,.1f}  "
-            f"{minute.machine_speed / minutes[0].machine_speed:7.0%}",
-            flush=True,
-        )
-    load.cancel()
-    await asyncio.wait({load})
+    minutes = []
+    async with steady_load(url, CONCURRENCY) as load:
+        await pool_filled(url, CONCURRENCY)
+        print("minute  output tokens/s  prompt tokens/s  requests  server MB  engine MB")
+        for number in range(1, num_minutes + 1):
+            minute = await next_minute(url, pid, load)
+            minutes.append(minute)
+            print(
+                f"{number:6}  {minute.output_tokens_per_second:15,.0f}  "
+                f"{minute.prompt_tokens_per_second:15,.0f}  {minute.requests:8}  "
+                f"{minute.server_bytes / 1e6:9,.1f}  {minute.engine_bytes / 1e6:9,.1f}",
+                flush=True,
+            )
     return minutes
+
+
+async def slice_speed(url: str) -> float:
+    """Output tokens per second of a slice of the load."""
+    async with steady_load(url, CONCURRENCY) as load:
+        await load.answers(RAMP_ANSWERS)
+        before = await asyncio.to_thread(read_counters, url)
+        await load.answers(RAMP_ANSWERS + SLICE_ANSWERS)
+        after = await asyncio.to_thread(read_counters, url)
+    return output_speed(before, after)
+
+
+async def compare(aged_url: str, fresh_url: str, num_rounds: int) -> list[Round]:
+    """Slices on both servers, one that was just started beside the other; prints a line a round."""
+    async with steady_load(fresh_url, CONCURRENCY):
+        await pool_filled(fresh_url, CONCURRENCY)
+    rounds = []
+    print("round  aged tokens/s  fresh tokens/s  aged / fresh")
+    for number in range(1, num_rounds + 1):
+        order = [aged_url, fresh_url] if number % 2 else [fresh_url, aged_url]
+        speeds = {url: await slice_speed(url) for url in order}
+        aged, fresh = speeds[aged_url], speeds[fresh_url]
+        rounds.append(Round(aged, fresh, aged / fresh))
+        print(f"{number:5}  {aged:13,.0f}  {fresh:14,.0f}  {aged / fresh:12.1%}", flush=True)
+    return rounds
+
+
+def judge(minutes: list[Minute], rounds: list[Round]) -> bool:
+    """Print what came of it; returns whether throughput and memory held."""
+    first, last = minutes[0], minutes[-1]
+    change = last.output_tokens_per_second / first.output_tokens_per_second - 1
+    growth = last.memory_bytes / first.memory_bytes - 1
+    ratios = [comparison.ratio for comparison in rounds]
+    ratio = statistics.median(ratios)
+    is_fast, is_flat = ratio >= LEAST_RATIO, growth <= ALLOWED_GROWTH
+    print(
+        f"From the first minute to the last: {change:+.1%} output tokens/s, changes of the "
+        f"machine's speed included; {growth:+.1%} memory.\n"
+        f"Aged / fresh: median {ratio:.1%}, {min(ratios):.1%} to {max(ratios):.1%} in "
+        f"{len(ratios)} rounds.\n"
+        f"The throughput {'held' if is_fast else 'did not hold'} (at least {LEAST_RATIO:.0%} of a "
+        f"fresh server's), memory {'is flat' if is_flat else 'grew'} (at most "
+        f"{ALLOWED_GROWTH:+.0%})."
+    )
+    return is_fast and is_flat
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="A steady load for a long time.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--minutes", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with serving(arguments.model) as (pid, url):
-        minutes = asyncio.run(soak(url, pid, arguments.minutes))
-    first, last = minutes[0], minutes[-1]
-    tokens = last.output_tokens_per_second / first.output_tokens_per_second
-    machine_speed = last.machine_speed / first.machine_speed
-    speed = tokens / machine_speed - 1
-    memory = (last.server_bytes + last.engine_bytes) / (first.server_bytes + first.engine_bytes) - 1
+    with serving(arguments.model) as (pid, aged_url):
+        minutes = asyncio.run(soak(aged_url, pid, arguments.minutes))
+        with serving(arguments.model) as (_, fresh_url):
+            rounds = asyncio.run(compare(aged_url, fresh_url, arguments.rounds))
     machine = Machine.this()
-    Console().print(
-        f"{machine.cpu}: from the first minute to the last {tokens - 1:+.1%} tokens/s, "
-        f"{machine_speed - 1:+.1%} speed of the machine, {speed:+.1%} tokens/s at equal speed, "
-        f"{memory:+.1%} memory"
-    )
+    print(machine.cpu)
+    has_held = judge(minutes, rounds)
     if arguments.json is not None:
-        content = {"machine": asdict(machine), "minutes": [asdict(minute) for minute in minutes]}
+        content = {
+            "machine": asdict(machine),
+            "minutes": [asdict(minute) for minute in minutes],
+            "rounds": [asdict(comparison) for comparison in rounds],
+        }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
-    return int(speed < -ALLOWED_SLOWDOWN or memory > ALLOWED_GROWTH)
+    return int(not has_held)
 
 
 if __name__ == "__main__":
