@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_kernels.h"
+#include "exp2.h"
 #include "kv_int8_kernels.h"
 
 #if defined(__AMX_INT8__)
@@ -21,15 +22,6 @@ struct SomeLanes {
     return {_mm512_mask_mov_ps(otherwise.v, mask, x.v)};
   }
 };
-
-// 2^x with a relative error of 7.5e-5; 0 for x = -inf.
-SHOAL_INLINE Vec exp2(Vec x) {
-  const Vec r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // x - floor(x)
-  Vec p = fma(Vec::broadcast(0.078024523f), r, Vec::broadcast(0.22606716f));
-  p = fma(p, r, Vec::broadcast(0.69583354f));
-  p = fma(p, r, Vec::broadcast(0.99992522f));
-  return {_mm512_scalef_ps(p.v, x.v)};  // p 2^floor(x)
-}
 
 SHOAL_INLINE float scale_by_power(float x, float power) {
   return _mm_cvtss_f32(_mm_scalef_ss(_mm_set_ss(x), _mm_set_ss(power)));

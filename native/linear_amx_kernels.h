@@ -9,8 +9,8 @@
 // therefore a bf16 of 2^-112 times the value; the factor of the activations makes up for it.
 #pragma once
 
+#include "exp2.h"
 #include "linear_kernels.h"
-#include "row_kernels.h"
 #include "tile_config.h"
 #include "tile_table.h"
 
@@ -131,6 +131,12 @@ class TileStore {
   alignas(64) float partial_[kTileRowsMax * kTile];
 };
 
+// x / (1 + exp(-x)) with a relative error of 1.4e-4, for a result that is rounded to bf16.
+SHOAL_INLINE Vec silu(Vec x) {
+  const Vec one_more = Vec::broadcast(1.0f) + exp2(x * Vec::broadcast(-1.44269504f));
+  return x * Vec{_mm512_rcp14_ps(one_more.v)};
+}
+
 // Where the sums of a pair of tiles of a gated matrix go: gated and rounded, to the input of the next layer.
 class GatedStore {
  public:
@@ -143,9 +149,8 @@ class GatedStore {
   void finish(int64_t row, int c) {
     if (c == 0) return;
     for (int64_t r = 0; r < tile_rows_; ++r) {
-      const Vec activated =
-          gate(Vec::load(sums_[0] + r * kTile), Vec::load(sums_[1] + r * kTile));
-      const __m256bh rounded = _mm512_cvtneps_pbh((activated * Vec::broadcast(out_.factor)).v);
+      const Vec up = Vec::load(sums_[1] + r * kTile) * Vec::broadcast(out_.factor);
+      const __m256bh rounded = _mm512_cvtneps_pbh((silu(Vec::load(sums_[0] + r * kTile)) * up).v);
       _mm256_storeu_si256(
           reinterpret_cast<__m256i*>(out_.x + (row + r) * out_.stride + column_),
           reinterpret_cast<const __m256i&>(rounded));

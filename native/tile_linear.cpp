@@ -24,7 +24,7 @@ constexpr int kSmallestShift = -15;  // so that 2^(112 - shift) is a float
 constexpr int kLargestShift = 100;
 
 // Rows of one task: their activations stay in the second-level cache.
-constexpr int64_t kActivationBytes = 512 << 10;
+constexpr int64_t kActivationBytes = 1 << 20;
 // Tasks of a thread: with few rows each must be long enough to be worth its hand-out.
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kTasksOfFewRows = 3;
