@@ -16,27 +16,28 @@ Floats = npt.NDArray[np.float32]
 ISAS = kernels.instruction_sets()
 INTEGER_ISAS = [isa for isa in ISAS if isa != "amx"]
 OUTPUTS, INPUTS = 83, 512  # the last tile of 16 outputs is not full; two blocks of a K-quant
+MANY_INPUTS = 1280  # three parts that many rows go by one after the other on AMX
 DENSE = (WeightType.F32, WeightType.F16, WeightType.BF16)
 QUANTIZED = tuple(kind for kind in WeightType if kind not in DENSE)
 # Around the row blocks of the kernels (2, 6, 16 and 32), the most rows that read tiles as they are
-# packed (12 and 36), and beyond one task (128, on AMX 512).
+# packed (12 and 36), and beyond one task (128, on AMX 1,024, and 384 of MANY_INPUTS).
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 23, 31, 32, 33, 36, 37, 49, 130, 530)
 
 needs_amx = pytest.mark.skipif("amx" not in ISAS, reason="this processor has no AMX")
 
 
-def random_rows(rows: int, seed: int = 3) -> Floats:
-    rng = np.random.default_rng(seed)
+def random_rows(rows: int, inputs: int = INPUTS) -> Floats:
+    rng = np.random.default_rng(3)
     # Groups of unlike size, as activations have them, and one of zeros.
-    spread = np.repeat(np.exp(rng.standard_normal((rows, INPUTS // 32))), 32, axis=1)
+    spread = np.repeat(np.exp(rng.standard_normal((rows, inputs // 32))), 32, axis=1)
     spread[:, 32:64] = 0
-    return (rng.standard_normal((rows, INPUTS)) * spread).astype(np.float32)
+    return (rng.standard_normal((rows, inputs)) * spread).astype(np.float32)
 
 
-def random_weight(kind: WeightType) -> WeightTensor:
-    values = np.random.default_rng(7).standard_normal((OUTPUTS, INPUTS)).astype(np.float32) * 0.1
+def random_weight(kind: WeightType, inputs: int = INPUTS) -> WeightTensor:
+    values = np.random.default_rng(7).standard_normal((OUTPUTS, inputs)).astype(np.float32) * 0.1
     data = np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(-1)
-    return WeightTensor("w", (OUTPUTS, INPUTS), kind, data)
+    return WeightTensor("w", (OUTPUTS, inputs), kind, data)
 
 
 def multiply(
@@ -145,9 +146,10 @@ def test_rows_threads_and_instruction_sets_change_no_bit(kind: WeightType, wide:
 
 
 @needs_amx
+@pytest.mark.parametrize("inputs", [INPUTS, MANY_INPUTS])
 @pytest.mark.parametrize("kind", list(WeightType))
-def test_rows_and_threads_change_no_bit_on_amx(kind: WeightType) -> None:
-    weight, x = random_weight(kind), random_rows(max(ROWS))
+def test_rows_and_threads_change_no_bit_on_amx(kind: WeightType, inputs: int) -> None:
+    weight, x = random_weight(kind, inputs), random_rows(max(ROWS), inputs)
     alone = rows_alone(weight, x, "amx", False)
     for rows in ROWS:
         got = multiply(weight, x[:rows], isa="amx", threads=1 + rows % 2)
