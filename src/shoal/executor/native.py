@@ -256,8 +256,12 @@ class NativeExecutor:
 
 
 def _allocate(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Zeroed memory, aligned to pages, that is claimed from the system as it is touched."""
-    memory = mmap.mmap(-1, num_bytes)
+    """Zeroed memory, aligned to pages, that is claimed from the system as it is touched.
+
+    Private, since systems as a rule give huge pages to private memory alone. Keys and values of a
+    step lie all over the pool: with small pages a step of 32 rows takes 10 % longer.
+    """
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
