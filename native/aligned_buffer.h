@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
+
+#include "huge_pages.h"
 
 namespace shoal {
 
@@ -13,13 +14,9 @@ class AlignedBuffer {
  public:
   T* reserve(int64_t count) {
     if (count > capacity_) {
-      constexpr int64_t kAlignment = 64;
-      const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment;
       data_.reset();
       capacity_ = 0;
-      data_.reset(static_cast<T*>(
-          std::aligned_alloc(kAlignment, static_cast<std::size_t>(bytes * kAlignment))));
-      if (data_ == nullptr) throw std::bad_alloc();
+      data_.reset(static_cast<T*>(allocate_aligned(count * static_cast<int64_t>(sizeof(T)))));
       capacity_ = count;
     }
     return data_.get();

@@ -3,16 +3,13 @@
 // A step reads all weights once, in order: on pages of 4 KiB that costs a translation for each.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
+
+#include "huge_pages.h"
 
 namespace shoal {
 
@@ -20,8 +17,7 @@ class Arena {
  public:
   // Zeroed, aligned to a cache line. Throws std::bad_alloc.
   uint8_t* allocate(int64_t bytes) {
-    constexpr int64_t kAlignment = 64;
-    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    bytes = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
     if (bytes > left_) {
       left_ = std::max(bytes, kChunkBytes);
       chunks_.push_back(map(left_));
@@ -34,7 +30,6 @@ class Arena {
   }
 
  private:
-  static constexpr int64_t kHugePage = 2 << 20;
   static constexpr int64_t kChunkBytes = 16 * kHugePage;
   struct Free {
     void operator()(uint8_t* p) const { std::free(p); }
@@ -42,12 +37,7 @@ class Arena {
   using Chunk = std::unique_ptr<uint8_t, Free>;
 
   static Chunk map(int64_t bytes) {
-    const int64_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    Chunk chunk(static_cast<uint8_t*>(std::aligned_alloc(kHugePage, static_cast<size_t>(whole))));
-    if (chunk == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-    madvise(chunk.get(), static_cast<size_t>(whole), MADV_HUGEPAGE);  // only advice: it may fail
-#endif
+    Chunk chunk(static_cast<uint8_t*>(allocate_aligned(bytes)));
     std::fill_n(chunk.get(), bytes, uint8_t{0});
     return chunk;
   }

@@ -89,7 +89,7 @@ void Forward::run_rows(const std::vector<RowOp>& ops, const RowSet& set) {
   const int64_t share = (set.count + 4 * pool_.size() - 1) / (4 * pool_.size());
   const int64_t rows_per_task = std::clamp(share, kMinRowsPerTask, kMaxRowsPerTask);
   const int64_t tasks = (set.count + rows_per_task - 1) / rows_per_task;
-  pool_.parallel_for(tasks, [&](int64_t task, int) {
+  pool_.parallel_parts(tasks, [&](int64_t task, int) {
     const int64_t begin = task * rows_per_task;
     const int64_t end = std::min(begin + rows_per_task, set.count);
     for (const RowOp& op : ops) {

@@ -29,6 +29,9 @@ constexpr int64_t kActivationBytes = 1 << 20;
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kTasksOfFewRows = 3;
 constexpr int64_t kTasksOfManyRows = 8;
+// With so many rows each, threads share out the rows rather than the weights: what one writes it reads again
+// in the ops that follow, and that many rows are worth unpacking the weights for.
+constexpr int64_t kRowsOfAThread = 128;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -227,7 +230,10 @@ void TileLinear::run(ThreadPool& pool, const LinearInput& input, const uint8_t* 
   args.x_stride = x_stride();
   const int64_t most_rows =
       std::max<int64_t>(32, kActivationBytes / (2 * matrix_.inputs) / 32 * 32);
-  const int64_t row_tasks = (input.rows + most_rows - 1) / most_rows;
+  const int64_t least_tasks = (input.rows + most_rows - 1) / most_rows;
+  const int64_t row_tasks = input.rows >= kRowsOfAThread * pool.size()
+                                ? round_up(least_tasks, pool.size())
+                                : least_tasks;
   const int64_t rows_per_task = round_up((input.rows + row_tasks - 1) / row_tasks, 32);
   const int64_t tasks_each = input.rows <= kFewRows ? kTasksOfFewRows : kTasksOfManyRows;
   const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * tasks_each;
