@@ -145,17 +145,20 @@ def judge(minutes: list[Minute], rounds: list[Round]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A steady load for a long time.")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--minutes", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--minutes", type=int, default=20, help="at least 2")
+    parser.add_argument("--rounds", type=int, default=10, help="at least 1")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.minutes < 2 or arguments.rounds < 1:
+        parser.error(
+            f"--minutes {arguments.minutes} --rounds {arguments.rounds}: at least 2 and 1 are needed"
+        )
     with serving(arguments.model) as (pid, aged_url):
         minutes = asyncio.run(soak(aged_url, pid, arguments.minutes))
         with serving(arguments.model) as (_, fresh_url):
             rounds = asyncio.run(compare(aged_url, fresh_url, arguments.rounds))
     machine = Machine.this()
     print(machine.cpu)
-    has_held = judge(minutes, rounds)
     if arguments.json is not None:
         content = {
             "machine": asdict(machine),
@@ -163,7 +166,7 @@ def main() -> int:
             "rounds": [asdict(comparison) for comparison in rounds],
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
-    return int(not has_held)
+    return int(not judge(minutes, rounds))
 
 
 if __name__ == "__main__":

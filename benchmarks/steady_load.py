@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 INPUT_LEN, OUTPUT_LEN = (50, 800), (20, 200)
 NUM_LENGTHS = 64
-TOKEN_IDS = (1000, 40000)  # ordinary words of any model
+TOKEN_IDS = (1000, 30000)  # ordinary words of most models
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # of an HTTP body
 MAX_ANSWER_BYTES = 1 << 20
 POLL_SECONDS = 0.2

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-#if defined(__AVX512F__)
+#if defined(__AMX_INT8__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 

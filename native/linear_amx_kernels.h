@@ -18,8 +18,6 @@
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-inline constexpr int kTileRowsMax = 16;
-
 // Weights in half precision as bf16 of 2^-112 times their value.
 SHOAL_INLINE __m512i cut_to_bf16(__m512h w) {
   const __m512i moved = _mm512_srai_epi16(_mm512_castph_si512(w), 3);
@@ -131,7 +129,7 @@ class TileStore {
   alignas(64) float partial_[kTileRowsMax * kTile];
 };
 
-// x / (1 + exp(-x)) with a relative error of 1.4e-4, for a result that is rounded to bf16.
+// x / (1 + exp(-x)) with a relative error of 1.4e-4, for a result that is rounded to bf16; zero below -88.
 SHOAL_INLINE Vec silu(Vec x) {
   const Vec one_more = Vec::broadcast(1.0f) + exp2(x * Vec::broadcast(-1.44269504f));
   return x * Vec{_mm512_rcp14_ps(one_more.v)};
@@ -149,8 +147,9 @@ class GatedStore {
   void finish(int64_t row, int c) {
     if (c == 0) return;
     for (int64_t r = 0; r < tile_rows_; ++r) {
-      const Vec up = Vec::load(sums_[1] + r * kTile) * Vec::broadcast(out_.factor);
-      const __m256bh rounded = _mm512_cvtneps_pbh((silu(Vec::load(sums_[0] + r * kTile)) * up).v);
+      // The factor last: it is large, and a gate may be zero for what it would make infinite.
+      const Vec gated = silu(Vec::load(sums_[0] + r * kTile)) * Vec::load(sums_[1] + r * kTile);
+      const __m256bh rounded = _mm512_cvtneps_pbh((gated * Vec::broadcast(out_.factor)).v);
       _mm256_storeu_si256(
           reinterpret_cast<__m256i*>(out_.x + (row + r) * out_.stride + column_),
           reinterpret_cast<const __m256i&>(rounded));
@@ -330,6 +329,9 @@ inline void round_row(const float* x, int64_t inputs, float factor, uint16_t* ou
     _mm512_storeu_si512(out + k, reinterpret_cast<const __m512i&>(both));
   }
 }
+
+#undef SHOAL_LOAD_ROW_TILE
+#undef SHOAL_STORE_TILE
 
 inline constexpr TileKernels kTileKernels = {
     round_row,

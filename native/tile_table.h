@@ -52,14 +52,17 @@ struct GatedOutput {
   float factor;
 };
 
+inline constexpr int kTileRowsMax = 16;
+
 // Groups of a pair of tiles that stay in the first-level cache, in bf16, while many rows go by.
 inline constexpr int64_t kGroupsInCache = 18;
 inline constexpr int64_t kUnpackedBytes =
     kGroupsInCache * 2 * kTile * kGroup * static_cast<int64_t>(sizeof(uint16_t));
 
-// A thread's room: unpacked groups, then the sums of a pair of tiles, 16 rows at a time.
+// A thread's room: unpacked groups, then the sums of a pair of tiles for each tile of rows.
 SHOAL_ALWAYS_INLINE constexpr int64_t tile_scratch_bytes(int64_t rows) {
-  return kUnpackedBytes + (rows + 15) / 16 * 16 * 2 * kTile * static_cast<int64_t>(sizeof(float));
+  const int64_t row_tiles = (rows + kTileRowsMax - 1) / kTileRowsMax;
+  return kUnpackedBytes + row_tiles * kTileRowsMax * 2 * kTile * static_cast<int64_t>(sizeof(float));
 }
 SHOAL_ALWAYS_INLINE float* tile_sums(uint8_t* scratch) {
   return reinterpret_cast<float*>(scratch + kUnpackedBytes);

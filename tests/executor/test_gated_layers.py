@@ -39,4 +39,4 @@ def test_one_op_computes_what_its_parts_do(model_path: Path) -> None:
         parts = make_executor(with_zero_biases(program)).logits(step, all_rows=True)["a"]
         errors = np.linalg.norm(whole - parts, axis=1) / np.linalg.norm(parts, axis=1)
         assert errors.mean() < 0.02
-        assert (whole.argmax(axis=1) == parts.argmax(axis=1)).mean() > 0.95
+        assert (whole.argmax(axis=1) == parts.argmax(axis=1)).mean() > 0.9
