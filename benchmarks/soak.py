@@ -150,9 +150,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.minutes < 2 or arguments.rounds < 1:
-        parser.error(
-            f"--minutes {arguments.minutes} --rounds {arguments.rounds}: at least 2 and 1 are needed"
-        )
+        parser.error(f"needs 2 minutes and a round, got {arguments.minutes} and {arguments.rounds}")
     with serving(arguments.model) as (pid, aged_url):
         minutes = asyncio.run(soak(aged_url, pid, arguments.minutes))
         with serving(arguments.model) as (_, fresh_url):
