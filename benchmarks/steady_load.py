@@ -18,6 +18,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
 INPUT_LEN, OUTPUT_LEN = (50, 800), (20, 200)
 NUM_LENGTHS = 64
 TOKEN_IDS = (1000, 30000)  # ordinary words of most models
@@ -119,26 +122,31 @@ def request_bodies() -> Iterator[bytes]:
         yield json.dumps(body).encode()
 
 
-def read_metrics(url: str) -> dict[str, float]:
-    """The value of each series, by its name and labels as Prometheus writes them."""
+def read_metrics(url: str) -> list[Sample]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        lines = response.read().decode().splitlines()
-    parts = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {series: float(value) for series, _, value in parts}
+        families = text_string_to_metric_families(response.read().decode())
+    return [sample for family in families for sample in family.samples]
+
+
+def value_of(metrics: list[Sample], name: str, **labels: str) -> float:
+    return next(
+        sample.value for sample in metrics if (sample.name, sample.labels) == (name, labels)
+    )
 
 
 def read_counters(url: str) -> Counters:
     metrics = read_metrics(url)
     names = "shoal:generation_tokens_total", "shoal:prompt_tokens_total"
-    return Counters(time.monotonic(), *(metrics[name] for name in names))
+    return Counters(time.monotonic(), *(value_of(metrics, name) for name in names))
 
 
 def num_empty_blocks(url: str) -> float:
     """How many KV blocks hold nothing, neither of a request nor for the prefix cache."""
-    return read_metrics(url)['shoal:num_blocks{state="empty"}']
+    return value_of(read_metrics(url), "shoal:num_blocks", state="empty")
 
 
 def num_requests(url: str) -> float:
     """How many requests the server has in its queue and its batch."""
     metrics = read_metrics(url)
-    return metrics["shoal:num_requests_running"] + metrics["shoal:num_requests_waiting"]
+    names = "shoal:num_requests_running", "shoal:num_requests_waiting"
+    return sum(value_of(metrics, name) for name in names)
