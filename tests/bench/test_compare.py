@@ -187,7 +187,13 @@ def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(
 
 
 def test_each_strategy_gets_the_settings_that_it_has() -> None:
-    config = CompareConfig(max_num_batched_tokens=64, skip_padding=True, max_queue_delay=0.2)
+    config = CompareConfig(
+        max_num_batched_tokens=64,
+        skip_padding=True,
+        max_queue_delay=0.2,
+        instruction_set="portable",
+    )
+    assert all(config.engine(name).instruction_set == "portable" for name in config.scheduler)
     assert config.engine("static").skip_padding
     assert config.engine("dynamic").max_queue_delay == 0.2
     assert config.engine("dynamic").max_num_batched_tokens is None

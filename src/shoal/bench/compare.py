@@ -31,7 +31,7 @@ from shoal.bench.workloads.workload import (
     generate_requests,
     ordinary_token_ids,
 )
-from shoal.config import ConfigError, EngineConfig, SchedulerName
+from shoal.config import ConfigError, EngineConfig, InstructionSet, SchedulerName
 from shoal.engine.loading import load_text_interface
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve
@@ -69,6 +69,9 @@ class CompareConfig:
 
     num_threads: int | None = None
     """Compute threads; what affinity and cgroup quota allow when not set."""
+
+    instruction_set: InstructionSet | None = None
+    """What the kernels use; the best that the processor has when not set."""
 
     max_queue_delay: float | None = None
     """How long batches of static and dynamic wait to fill; their defaults when not set."""
@@ -113,6 +116,7 @@ class CompareConfig:
             max_num_seqs=self.max_num_seqs,
             kv_cache_memory_mib=self.kv_cache_memory_mib,
             num_threads=self.num_threads,
+            instruction_set=self.instruction_set,
         )
         if scheduler != "dynamic":
             config = dataclasses.replace(config, max_num_batched_tokens=self.max_num_batched_tokens)

@@ -38,7 +38,7 @@ from shoal.bench.workloads.workload import (
     generate_requests,
     ordinary_token_ids,
 )
-from shoal.config import ConfigError, EngineConfig, SchedulerName
+from shoal.config import ConfigError, EngineConfig, InstructionSet, SchedulerName
 from shoal.engine.loading import load_text_interface
 from shoal.model.loader import open_model
 from shoal.model.registry import resolve
@@ -84,6 +84,9 @@ class TuneConfig:
     num_threads: int | None = None
     """Compute threads; what affinity and cgroup quota allow when not set."""
 
+    instruction_set: InstructionSet | None = None
+    """What the kernels use; the best that the processor has when not set."""
+
     json: Path | None = None
     """File to write the result to, with machine, versions and settings."""
 
@@ -112,6 +115,7 @@ class TuneConfig:
             model=self.model,
             kv_cache_memory_mib=self.kv_cache_memory_mib,
             num_threads=self.num_threads,
+            instruction_set=self.instruction_set,
         )
 
 

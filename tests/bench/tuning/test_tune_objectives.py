@@ -24,6 +24,7 @@ from shoal.bench.tuning.objectives import (
     TrialBench,
     Watched,
 )
+from shoal.bench.tuning.report import command
 from shoal.bench.tuning.space import Setting
 from shoal.bench.tuning.trial import Status
 from shoal.bench.workloads.workload import WorkloadRequest
@@ -234,6 +235,11 @@ def test_settings_without_sense_are_refused(
 def test_no_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match="each strategy once"):
         TuneConfig(scheduler=())
+
+
+def test_the_command_names_the_instruction_set_of_the_trials() -> None:
+    engine = TuneConfig(instruction_set="portable").engine
+    assert "--instruction-set portable" in command(engine, SETTING)
 
 
 def test_a_real_search_ends_with_a_command(
