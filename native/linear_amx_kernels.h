@@ -68,8 +68,10 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
       };
       finish(look_up(line), 4 * t);
       finish(look_up(_mm512_srli_epi16(line, 4)), 4 * t + 1);
-      finish(look_up(_mm512_srli_epi16(line, 8)), 4 * t + 2);
-      finish(look_up(_mm512_srli_epi16(line, 12)), 4 * t + 3);
+      // The low bytes of these lanes are the high ones of those: a load instead of a shift.
+      const __m512i upper = _mm512_loadu_si512(packed + t * 64 + 1);
+      finish(look_up(upper), 4 * t + 2);
+      finish(look_up(_mm512_srli_epi16(upper, 4)), 4 * t + 3);
     }
   } else {
     for (int row = 0; row < 16; ++row) {
@@ -83,14 +85,11 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
 inline constexpr int64_t kFetchFar = 8192;
 inline constexpr int64_t kFetchNear = 1024;
 
-template <typename F>
-SHOAL_INLINE void unpack_pair(const uint8_t* packed, int64_t tile_bytes, uint8_t* out) {
-  for (int64_t byte = 0; byte < 2 * tile_bytes; byte += 64) {
+SHOAL_INLINE void fetch_ahead(const uint8_t* packed, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchFar), _MM_HINT_T1);
     _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchNear), _MM_HINT_T0);
   }
-  unpack_tile<F>(packed, out);
-  unpack_tile<F>(packed + tile_bytes, out + kTileBytes);
 }
 
 // Where the sums of a pair of tiles go: to the rows of y. A tile that is not full goes by a buffer.
@@ -180,17 +179,19 @@ class GatedStore {
   } while (false)
 
 // Adds the products of one group to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
-template <bool kTwo, bool kMany>
+// unpack(c) unpacks tile c of a pair for a later group: the tile unit and the vector units work at the
+// same time where their instructions lie close together.
+template <bool kTwo, bool kMany, typename Unpack>
 SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t stride,
-                                 const uint8_t* w) {
+                                 const uint8_t* w, Unpack&& unpack) {
   _tile_loadd(6, w, 64);
   SHOAL_LOAD_ROW_TILE(kMany, 4, x0, stride);
+  unpack(0);
+  if constexpr (kTwo) SHOAL_LOAD_ROW_TILE(kMany, 5, x1, stride);
   _tile_dpbf16ps(0, 4, 6);
-  if constexpr (kTwo) {
-    SHOAL_LOAD_ROW_TILE(kMany, 5, x1, stride);
-    _tile_dpbf16ps(2, 5, 6);
-  }
+  if constexpr (kTwo) _tile_dpbf16ps(2, 5, 6);
   _tile_loadd(7, w + kTileBytes, 64);
+  unpack(1);
   _tile_dpbf16ps(1, 4, 7);
   if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
 }
@@ -201,14 +202,12 @@ struct Groups {
 };
 
 // Multiplies the row tiles that begin at the rows `first` and `second` with groups of a pair of tiles.
-// kUnpack: the groups are unpacked on the way, ahead of their use; else all of them lie in the scratch.
+// kUnpack: the groups are unpacked on the way, one ahead of its use; else all of them lie in the scratch.
 // kMany: they stay there for other row tiles, and so do the sums, in `sums`, until their last groups.
 template <typename F, bool kTwo, bool kUnpack, bool kMany, typename Store>
 void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_t first,
                         int64_t second, int64_t tile_rows, const Groups& groups, float* sums) {
-  // Groups unpacked, then multiplied, in turn: what was measured to be fastest.
-  constexpr int64_t kTurn = kTwo || F::kBits != 4 ? 1 : 2;
-  constexpr int64_t kFewPlaces = 4;
+  constexpr int64_t kFewPlaces = 2;
   constexpr int kSums = kTileRowsMax * kTile;
   const int64_t tile_bytes = args.w->tile_bytes, stride = args.x_stride * 2;
   const uint8_t* packed = args.w->pair(pair);
@@ -217,11 +216,10 @@ void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_
   const auto unpacked = [&](int64_t g) __attribute__((always_inline)) {
     return args.scratch + (kMany ? g - groups.begin : g % kFewPlaces) * 2 * kTileBytes;
   };
-  const auto unpack_turn = [&](int64_t g) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-    for (int64_t i = g; i < g + kTurn; ++i) {
-      if (i < groups.end) unpack_pair<F>(packed + i * 2 * tile_bytes, tile_bytes, unpacked(i));
-    }
+  const auto unpack_tile_of = [&](int64_t g, int c) __attribute__((always_inline)) {
+    const uint8_t* tile = packed + (2 * g + c) * tile_bytes;
+    fetch_ahead(tile, tile_bytes);
+    unpack_tile<F>(tile, unpacked(g) + c * kTileBytes);
   };
   const bool is_last = groups.end == groups.all;
   if (kMany && groups.begin > 0) {
@@ -239,16 +237,21 @@ void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_
       _tile_zero(3);
     }
   }
-  if constexpr (kUnpack) unpack_turn(groups.begin);
+  if constexpr (kUnpack) {
+    unpack_tile_of(groups.begin, 0);
+    unpack_tile_of(groups.begin, 1);
+  }
   for (int64_t g = groups.begin; g < groups.end; ++g) {
-    if (kUnpack && (g - groups.begin) % kTurn == 0) unpack_turn(g + kTurn);
     if (kMany && is_last) {
       for (int64_t r = g - groups.begin; r < tile_rows; r += groups.end - groups.begin) {
         store.fetch(first + r);
         if constexpr (kTwo) store.fetch(second + r);
       }
     }
-    multiply_group<kTwo, kMany>(x0 + g * 64, x1 + g * 64, stride, unpacked(g));
+    multiply_group<kTwo, kMany>(x0 + g * 64, x1 + g * 64, stride, unpacked(g),
+                                [&](int c) __attribute__((always_inline)) {
+                                  if (kUnpack && g + 1 < groups.end) unpack_tile_of(g + 1, c);
+                                });
   }
   if (kMany && !is_last) {
     _tile_stored(0, sums, 64);
