@@ -1,8 +1,9 @@
 // Measures what this machine can do at best: multiply-add peaks and read bandwidth.
 //
-// Prints one JSON object a line: {"name", "threads", "value", "unit"}. Each figure is the best of
-// several repetitions, since a peak is a limit: anything slower was disturbed. Built by
-// roofline.py with -march=native; a part that the machine lacks is left out.
+// Called with a number of repetitions and numbers of threads; prints one JSON object a line: {"name",
+// "threads", "value", "unit"}. Each figure is the best of the repetitions, since a peak is a limit:
+// anything slower was disturbed. Built by roofline.py with -march=native; a part that the machine
+// lacks is left out.
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -22,20 +23,25 @@
 
 namespace {
 
-// Short, and many: on a shared machine few moments are undisturbed.
-constexpr int kRepetitions = 200;
 constexpr long kIterations = 100'000;
 // Enough independent sums to hide a latency of four cycles at two operations a cycle, and few
 // enough that they stay in registers.
 constexpr int kChains = 12;
 
-// Seconds of the fastest of several runs of work(thread) on that many threads at once.
-double best_seconds(int threads, const std::function<void(int)>& work) {
+// How many threads work at once, and how often: short, and often, as on a shared machine few moments
+// are undisturbed.
+struct Runs {
+  int threads;
+  int repetitions;
+};
+
+// Seconds of the fastest of the runs of work(thread).
+double best_seconds(const Runs& runs, const std::function<void(int)>& work) {
   double best = 1e30;
-  for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+  for (int repetition = 0; repetition < runs.repetitions; ++repetition) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::thread> pool;
-    for (int t = 1; t < threads; ++t) pool.emplace_back(work, t);
+    for (int t = 1; t < runs.threads; ++t) pool.emplace_back(work, t);
     work(0);
     for (auto& thread : pool) thread.join();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
@@ -161,26 +167,27 @@ void amx_tiles(int) {
 }
 #endif
 
-void report_arithmetic(int threads) {
+void report_arithmetic(const Runs& runs) {
+  const int threads = runs.threads;
   const double chains = double(kIterations) * kChains * threads;
   (void)chains;
 #if defined(__FMA__)
   report("fp32_fma", threads,
-         chains * 2 * sizeof(Float) / 4 / best_seconds(threads, fp32_fma) / 1e9, "GFLOP/s");
+         chains * 2 * sizeof(Float) / 4 / best_seconds(runs, fp32_fma) / 1e9, "GFLOP/s");
 #endif
 #if defined(__AVX512BF16__)
-  report("bf16_dot", threads, chains * 64 / best_seconds(threads, bf16_dot) / 1e9, "GFLOP/s");
+  report("bf16_dot", threads, chains * 64 / best_seconds(runs, bf16_dot) / 1e9, "GFLOP/s");
 #endif
 #if defined(__AVX512VNNI__)
-  report("int8_vnni", threads, chains * 128 / best_seconds(threads, int8_vnni) / 1e9, "GOP/s");
+  report("int8_vnni", threads, chains * 128 / best_seconds(runs, int8_vnni) / 1e9, "GOP/s");
 #endif
 #if defined(__AMX_INT8__)
   if (!may_use_amx()) return;
   const double tiles = double(kTileIterations) * 4 * threads;
   report("bf16_amx", threads,
-         tiles * 2 * 16 * 16 * 32 / best_seconds(threads, amx_tiles<false>) / 1e9, "GFLOP/s");
+         tiles * 2 * 16 * 16 * 32 / best_seconds(runs, amx_tiles<false>) / 1e9, "GFLOP/s");
   report("int8_amx", threads,
-         tiles * 2 * 16 * 16 * 64 / best_seconds(threads, amx_tiles<true>) / 1e9, "GOP/s");
+         tiles * 2 * 16 * 16 * 64 / best_seconds(runs, amx_tiles<true>) / 1e9, "GOP/s");
 #endif
 }
 
@@ -188,9 +195,9 @@ void report_arithmetic(int threads) {
 constexpr int kStreams = 8;
 
 // Reads `bytes` split evenly among the threads, 64-bit lanes summed so that each load is used.
-void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, int threads) {
+void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, const Runs& runs) {
   using Lanes = uint64_t __attribute__((vector_size(64)));
-  const size_t lines = bytes / threads / kStreams / sizeof(Lanes);
+  const size_t lines = bytes / runs.threads / kStreams / sizeof(Lanes);
   const size_t share = lines * kStreams * sizeof(Lanes);
   const auto read = [&](int thread) {
     const auto* lanes = reinterpret_cast<const Lanes*>(data + share * thread);
@@ -200,26 +207,25 @@ void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, int t
     }
     asm volatile("" : : "m"(sums));
   };
-  report(name, threads, double(share) * threads / best_seconds(threads, read) / 1e9, "GB/s");
+  report(name, runs.threads, double(share) * runs.threads / best_seconds(runs, read) / 1e9, "GB/s");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int max_threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 0;
   constexpr size_t kSmall = size_t{100} << 20, kLarge = size_t{1} << 30;
   const std::unique_ptr<uint8_t, void (*)(void*)> buffer(
       static_cast<uint8_t*>(std::aligned_alloc(4096, kLarge)), std::free);
-  if (max_threads < 1 || !buffer) {
-    std::fprintf(stderr, "roofline: needs a number of threads and 1 GiB of memory\n");
+  if (repetitions < 1 || !buffer) {
+    std::fprintf(stderr, "roofline: needs a number of repetitions and 1 GiB of memory\n");
     return 1;
   }
   std::memset(buffer.get(), 1, kLarge);
-  std::vector<int> counts{1};
-  if (max_threads > 1) counts.push_back(max_threads);
-  for (const int threads : counts) {
-    report_arithmetic(threads);
-    report_bandwidth("read_100_mib", buffer.get(), kSmall, threads);
-    report_bandwidth("read_1_gib", buffer.get(), kLarge, threads);
+  for (int i = 2; i < argc; ++i) {
+    const Runs runs{std::atoi(argv[i]), repetitions};
+    report_arithmetic(runs);
+    report_bandwidth("read_100_mib", buffer.get(), kSmall, runs);
+    report_bandwidth("read_1_gib", buffer.get(), kLarge, runs);
   }
 }

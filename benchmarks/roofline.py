@@ -13,7 +13,9 @@ import json
 import os
 import subprocess
 import tempfile
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -23,18 +25,34 @@ from shoal.bench.results.machine import Machine
 
 SOURCE = Path(__file__).with_name("roofline.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-pthread"]
+REPETITIONS = 200  # of each short run, of which the best counts
 
 
-def measure(threads: int) -> list[dict[str, object]]:
-    """Compile and run; each item has name, threads, value and unit."""
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a number of threads did at best; value in `unit` a second."""
+
+    name: str
+    threads: int
+    value: float
+    unit: str
+
+
+@contextmanager
+def program() -> Iterator[Path]:
+    """The program that measures, compiled for this CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "roofline"
+        path = Path(folder) / "roofline"
         compiler = os.environ.get("CXX", "g++")
-        subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(program)], check=True)
-        done = subprocess.run(
-            [str(program), str(threads)], check=True, stdout=subprocess.PIPE, text=True
-        )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
+        yield path
+
+
+def measure(program: Path, counts: Sequence[int], repetitions: int = REPETITIONS) -> list[Peak]:
+    """Every peak with each of these numbers of threads."""
+    command = [str(program), str(repetitions), *map(str, counts)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [Peak(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def main() -> None:
@@ -42,13 +60,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    peaks = measure(arguments.threads)
+    with program() as path:
+        peaks = measure(path, sorted({1, arguments.threads}))
     table = Table("peak", "threads", "value", "unit", title=Machine.this().cpu)
     for peak in peaks:
-        table.add_row(*(str(peak[name]) for name in ("name", "threads", "value", "unit")))
+        table.add_row(peak.name, str(peak.threads), f"{peak.value:.1f}", peak.unit)
     Console().print(table)
     if arguments.json is not None:
-        content = {"machine": asdict(Machine.this()), "peaks": peaks}
+        content = {"machine": asdict(Machine.this()), "peaks": [asdict(peak) for peak in peaks]}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

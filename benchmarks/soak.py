@@ -5,10 +5,10 @@
 32 streaming clients ask a server without a pause. From when its KV pool is full, what the server
 counts is read once a minute. Others may slow the machine down meanwhile, so minutes alone can't
 tell a server that has become slow from a machine that has. Hence the server, now aged, is compared
-with a fresh one, whose pool is filled first: each in turn gets a slice of the same load, while the
-other is idle. Both slices of a round begin with the same lengths and end after the same number of
-answers. The exit status is 1 if the median of aged / fresh is below 97 %, or if the aged server's
-memory has grown by more than 5 % from the first minute to the last.
+with a fresh one, whose pool is filled first: both have the same load, and run in turns of a second
+while the processes of the other are stopped. A round is 30 turns of each. The exit status is 1 if
+the median of aged / fresh is below 97 %, or if the aged server's memory has grown by more than 5 %
+from the first minute to the last.
 """
 
 from __future__ import annotations
@@ -16,21 +16,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from process_times import resident_bytes, tree_of
 from served_share import CONCURRENCY, serving
-from steady_load import NUM_LENGTHS, Counters, Load, pool_filled, read_counters, steady_load
+from steady_load import Counters, Load, pool_filled, read_counters, steady_load
 
 from shoal.bench.results.machine import Machine
 
 MINUTE = 60
 LEAST_RATIO, ALLOWED_GROWTH = 0.97, 0.05
-RAMP_ANSWERS = CONCURRENCY  # by then even the last client's first request has begun
-SLICE_ANSWERS = NUM_LENGTHS  # each length once
+TURN_SECONDS = 1
+TURNS = 30  # of each server in a round
+RAMP_TURNS = 10  # by then even the last client's first request has begun
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    pid: int
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Output tokens per second of a slice on each server, and the first as a share of the other."""
+    """Output tokens per second of each server in its turns, and aged / fresh."""
 
     aged: float
     fresh: float
@@ -65,28 +76,28 @@ def prompt_speed(before: Counters, after: Counters) -> float:
     return (after.prompt_tokens - before.prompt_tokens) / (after.time - before.time)
 
 
-async def next_minute(url: str, pid: int, load: Load) -> Minute:
+async def next_minute(server: Server, load: Load) -> Minute:
     """Wait a minute and say what it brought."""
     num_answers = load.num_answers
-    before = await asyncio.to_thread(read_counters, url)
+    before = await asyncio.to_thread(read_counters, server.url)
     await asyncio.sleep(MINUTE)
-    after = await asyncio.to_thread(read_counters, url)
+    after = await asyncio.to_thread(read_counters, server.url)
     return Minute(
         output_speed(before, after),
         prompt_speed(before, after),
         load.num_answers - num_answers,
-        *map(resident_bytes, tree_of(pid)),
+        *map(resident_bytes, tree_of(server.pid)),
     )
 
 
-async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
+async def soak(server: Server, num_minutes: int) -> list[Minute]:
     """Load the server and watch it; prints a line a minute."""
     minutes = []
-    async with steady_load(url, CONCURRENCY) as load:
-        await pool_filled(url, CONCURRENCY)
+    async with steady_load(server.url, CONCURRENCY) as load:
+        await pool_filled(server.url, CONCURRENCY)
         print("minute  output tokens/s  prompt tokens/s  requests  server MB  engine MB")
         for number in range(1, num_minutes + 1):
-            minute = await next_minute(url, pid, load)
+            minute = await next_minute(server, load)
             minutes.append(minute)
             print(
                 f"{number:6}  {minute.output_tokens_per_second:15,.0f}  "
@@ -97,28 +108,59 @@ async def soak(url: str, pid: int, num_minutes: int) -> list[Minute]:
     return minutes
 
 
-async def slice_speed(url: str) -> float:
-    """Output tokens per second of a slice of the load."""
-    async with steady_load(url, CONCURRENCY) as load:
-        await load.answers(RAMP_ANSWERS)
-        before = await asyncio.to_thread(read_counters, url)
-        await load.answers(RAMP_ANSWERS + SLICE_ANSWERS)
-        after = await asyncio.to_thread(read_counters, url)
-    return output_speed(before, after)
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Processes stand still meanwhile, except where they are `resumed`."""
+    send(signal.SIGSTOP, pids)
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT, pids)
 
 
-async def compare(aged_url: str, fresh_url: str, num_rounds: int) -> list[Round]:
-    """Slices on both servers, one that was just started beside the other; prints a line a round."""
-    async with steady_load(fresh_url, CONCURRENCY):
-        await pool_filled(fresh_url, CONCURRENCY)
+@contextmanager
+def resumed(pids: Sequence[int]) -> Iterator[None]:
+    send(signal.SIGCONT, pids)
+    try:
+        yield
+    finally:
+        send(signal.SIGSTOP, pids)
+
+
+def send(number: signal.Signals, pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+async def speeds_in_turns(servers: Sequence[Server], num_turns: int) -> list[float]:
+    """Output tokens per second of servers under load, each over its own turns."""
+    tokens, seconds = [0.0] * len(servers), [0.0] * len(servers)
+    for _ in range(num_turns):
+        for i, server in enumerate(servers):
+            with resumed(tree_of(server.pid)):
+                before = await asyncio.to_thread(read_counters, server.url)
+                await asyncio.sleep(TURN_SECONDS)
+                after = await asyncio.to_thread(read_counters, server.url)
+            tokens[i] += after.output_tokens - before.output_tokens
+            seconds[i] += after.time - before.time
+    return [count / time for count, time in zip(tokens, seconds, strict=True)]
+
+
+async def compare(aged: Server, fresh: Server, num_rounds: int) -> list[Round]:
+    """Both servers in turns, one that was just started beside the other; prints a line a round."""
+    async with steady_load(fresh.url, CONCURRENCY):
+        await pool_filled(fresh.url, CONCURRENCY)
     rounds = []
     print("round  aged tokens/s  fresh tokens/s  aged / fresh")
-    for number in range(1, num_rounds + 1):
-        order = [aged_url, fresh_url] if number % 2 else [fresh_url, aged_url]
-        speeds = {url: await slice_speed(url) for url in order}
-        aged, fresh = speeds[aged_url], speeds[fresh_url]
-        rounds.append(Round(aged, fresh, aged / fresh))
-        print(f"{number:5}  {aged:13,.0f}  {fresh:14,.0f}  {aged / fresh:12.1%}", flush=True)
+    async with steady_load(aged.url, CONCURRENCY), steady_load(fresh.url, CONCURRENCY):
+        with stopped(tree_of(aged.pid)), stopped(tree_of(fresh.pid)):
+            await speeds_in_turns([aged, fresh], RAMP_TURNS)
+            for number in range(1, num_rounds + 1):
+                aged_speed, fresh_speed = await speeds_in_turns([aged, fresh], TURNS)
+                one = Round(aged_speed, fresh_speed, aged_speed / fresh_speed)
+                rounds.append(one)
+                line = f"{number:5}  {one.aged:13,.0f}  {one.fresh:14,.0f}  {one.ratio:12.1%}"
+                print(line, flush=True)
     return rounds
 
 
@@ -127,7 +169,7 @@ def judge(minutes: list[Minute], rounds: list[Round]) -> bool:
     first, last = minutes[0], minutes[-1]
     change = last.output_tokens_per_second / first.output_tokens_per_second - 1
     growth = last.memory_bytes / first.memory_bytes - 1
-    ratios = [comparison.ratio for comparison in rounds]
+    ratios = [one.ratio for one in rounds]
     ratio = statistics.median(ratios)
     is_fast, is_flat = ratio >= LEAST_RATIO, growth <= ALLOWED_GROWTH
     print(
@@ -151,17 +193,18 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.minutes < 2 or arguments.rounds < 1:
         parser.error(f"needs 2 minutes and a round, got {arguments.minutes} and {arguments.rounds}")
-    with serving(arguments.model) as (pid, aged_url):
-        minutes = asyncio.run(soak(aged_url, pid, arguments.minutes))
-        with serving(arguments.model) as (_, fresh_url):
-            rounds = asyncio.run(compare(aged_url, fresh_url, arguments.rounds))
+    with serving(arguments.model) as aged_address:
+        aged = Server(*aged_address)
+        minutes = asyncio.run(soak(aged, arguments.minutes))
+        with serving(arguments.model) as fresh_address:
+            rounds = asyncio.run(compare(aged, Server(*fresh_address), arguments.rounds))
     machine = Machine.this()
     print(machine.cpu)
     if arguments.json is not None:
         content = {
             "machine": asdict(machine),
             "minutes": [asdict(minute) for minute in minutes],
-            "rounds": [asdict(comparison) for comparison in rounds],
+            "rounds": [asdict(one) for one in rounds],
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     return int(not judge(minutes, rounds))

@@ -1,8 +1,7 @@
 """Streaming clients that ask a server without a pause, and what the server counts meanwhile.
 
 Prompts are all different, so that nothing is found in the prefix cache and it is full of what is
-never asked again. Their lengths come round and round in one order, the same for every load: two
-loads have the same work as far as they have the same number of answers.
+never asked again. Their lengths come round and round in one order, the same for every load.
 """
 
 from __future__ import annotations
@@ -49,13 +48,7 @@ class Load:
         address = urlsplit(url)
         self._host, self._port = address.hostname, address.port
         self._bodies = request_bodies()
-        self._answered = asyncio.Condition()
         self.num_answers = 0
-
-    async def answers(self, count: int) -> None:
-        """Wait until there have been `count` answers since the load began."""
-        async with self._answered:
-            await self._answered.wait_for(lambda: self.num_answers >= count)
 
     async def ask_on_and_on(self) -> None:
         """Be one client, until cancelled."""
@@ -68,9 +61,7 @@ class Load:
                 head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 writer.write(head.encode() + body)
                 await read_answer(reader)
-                async with self._answered:
-                    self.num_answers += 1
-                    self._answered.notify_all()
+                self.num_answers += 1
         finally:
             writer.close()  # the server aborts a request that it hasn't answered yet
 
