@@ -4,12 +4,10 @@
 // nearest even, and cut to bf16; the activation is rounded to bf16; the tile unit adds the products of 32
 // columns at a time to an fp32 sum, groups ascending. Inside a group it keeps two sums, of the even
 // and of the odd columns. So a row's result is the same however many rows or tiles go together.
-//
-// A half keeps five bits of exponent where bf16 has eight. Moving its bits three places to the right is
-// therefore a bf16 of 2^-112 times the value; the factor of the activations makes up for it.
 #pragma once
 
-#include "exp2.h"
+#include "linear_amx_stores.h"
+#include "linear_amx_unpack.h"
 #include "linear_kernels.h"
 #include "tile_config.h"
 #include "tile_table.h"
@@ -17,149 +15,6 @@
 #if defined(__AMX_BF16__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
-
-// Weights in half precision as bf16 of 2^-112 times their value.
-SHOAL_INLINE __m512i cut_to_bf16(__m512h w) {
-  const __m512i moved = _mm512_srai_epi16(_mm512_castph_si512(w), 3);
-  return _mm512_and_si512(moved, _mm512_set1_epi16(static_cast<int16_t>(0x8fff)));
-}
-
-// Lanes first, first, first + 1, first + 1, ... of `halves`: what a row of 32 weights needs.
-SHOAL_INLINE __m512h twice_from(__m512i halves, int first) {
-  const __m512i places = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8,
-                                          8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-  const auto offset = static_cast<int16_t>(first);
-  const __m512i index = _mm512_add_epi16(places, _mm512_set1_epi16(offset));
-  return _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, halves));
-}
-
-// The 16 values of a quant of 4 bits, twice: a permutation looks at five bits of its index.
-template <int kZero>
-SHOAL_INLINE __m512i nibble_values() {
-  const __m512i places = _mm512_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 15,
-                                          14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  return _mm512_castph_si512(
-      _mm512_cvtepi16_ph(_mm512_sub_epi16(places, _mm512_set1_epi16(kZero))));
-}
-
-// Unpacks one tile of one group: 16 rows of 64 bytes.
-template <typename F>
-SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
-  constexpr int kQuantBytes = F::kBits == 4 ? 256 : 512;
-  static_assert(F::kHalves == 1 || !F::kHasMin);
-  const uint8_t* scales = packed + kQuantBytes;
-  const bool two = F::kHalves == 2 || F::kHasMin;  // 32 halves, else 16
-  const __m512i halves =
-      two ? _mm512_loadu_si512(scales)
-          : _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
-  const __m512h first = twice_from(halves, 0), second = two ? twice_from(halves, 16) : first;
-  const __m512h m = second, d[2] = {first, F::kHasMin ? first : second};
-  const auto finish = [&](__m512h q, int row) __attribute__((always_inline)) {
-    const __m512h scale = d[row / 8];
-    const __m512h w = F::kHasMin ? _mm512_fmadd_ph(q, scale, m) : _mm512_mul_ph(q, scale);
-    _mm512_store_si512(out + row * 64, cut_to_bf16(w));
-  };
-  if constexpr (F::kBits == 4) {
-    const __m512i values = nibble_values<F::kZero>();
-    for (int t = 0; t < 4; ++t) {
-      const __m512i line = _mm512_loadu_si512(packed + t * 64);
-      const auto look_up = [&](__m512i index) __attribute__((always_inline)) {
-        return _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, values));
-      };
-      finish(look_up(line), 4 * t);
-      finish(look_up(_mm512_srli_epi16(line, 4)), 4 * t + 1);
-      // The low bytes of these lanes are the high ones of those: a load instead of a shift.
-      const __m512i upper = _mm512_loadu_si512(packed + t * 64 + 1);
-      finish(look_up(upper), 4 * t + 2);
-      finish(look_up(_mm512_srli_epi16(upper, 4)), 4 * t + 3);
-    }
-  } else {
-    for (int row = 0; row < 16; ++row) {
-      const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + row * 32));
-      finish(_mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(q)), row);
-    }
-  }
-}
-
-// Bytes of packed weights that are fetched ahead, first into the second-level cache, then into the first.
-inline constexpr int64_t kFetchFar = 8192;
-inline constexpr int64_t kFetchNear = 1024;
-
-SHOAL_INLINE void fetch_ahead(const uint8_t* packed, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes; byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchFar), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(packed + byte + kFetchNear), _MM_HINT_T0);
-  }
-}
-
-// Where the sums of a pair of tiles go: to the rows of y. A tile that is not full goes by a buffer.
-class TileStore {
- public:
-  TileStore(const TileArgs& args, int64_t pair, int64_t tile_rows)
-      : args_(args), column_(pair * 2 * kTile), tile_rows_(tile_rows) {}
-
-  // Where tile `c` of the pair goes for the rows from `row` on.
-  float* place(int64_t row, int c) {
-    return is_whole(c) ? args_.y + row * args_.y_stride + column_ + c * kTile : partial_;
-  }
-  // Fetches what will be written of a row; what is not fetched in time, a store waits for.
-  void fetch(int64_t row) const {
-    const float* y = args_.y + row * args_.y_stride + column_;
-    __builtin_prefetch(y, 1);
-    __builtin_prefetch(y + kTile, 1);
-  }
-  int64_t stride_bytes(int c) const {
-    return is_whole(c) ? args_.y_stride * static_cast<int64_t>(sizeof(float)) : 64;
-  }
-  void finish(int64_t row, int c) {
-    if (is_whole(c)) return;
-    const int64_t columns = args_.w->outputs - column_ - c * kTile;
-    for (int64_t r = 0; r < tile_rows_; ++r) {
-      float* y = args_.y + (row + r) * args_.y_stride + column_ + c * kTile;
-      for (int64_t i = 0; i < columns; ++i) y[i] = partial_[r * kTile + i];
-    }
-  }
-
- private:
-  bool is_whole(int c) const { return column_ + (c + 1) * kTile <= args_.w->outputs; }
-
-  const TileArgs& args_;
-  int64_t column_, tile_rows_;
-  alignas(64) float partial_[kTileRowsMax * kTile];
-};
-
-// x / (1 + exp(-x)) with a relative error of 1.4e-4, for a result that is rounded to bf16; zero below -88.
-SHOAL_INLINE Vec silu(Vec x) {
-  const Vec one_more = Vec::broadcast(1.0f) + exp2(x * Vec::broadcast(-1.44269504f));
-  return x * Vec{_mm512_rcp14_ps(one_more.v)};
-}
-
-// Where the sums of a pair of tiles of a gated matrix go: gated and rounded, to the input of the next layer.
-class GatedStore {
- public:
-  GatedStore(const GatedOutput& out, int64_t pair, int64_t tile_rows)
-      : out_(out), column_(pair * kTile), tile_rows_(tile_rows) {}
-
-  float* place(int64_t, int c) { return sums_[c]; }
-  void fetch(int64_t row) const { __builtin_prefetch(out_.x + row * out_.stride + column_, 1); }
-  int64_t stride_bytes(int) const { return 64; }
-  void finish(int64_t row, int c) {
-    if (c == 0) return;
-    for (int64_t r = 0; r < tile_rows_; ++r) {
-      // The factor last: it is large, and a gate may be zero for what it would make infinite.
-      const Vec gated = silu(Vec::load(sums_[0] + r * kTile)) * Vec::load(sums_[1] + r * kTile);
-      const __m256bh rounded = _mm512_cvtneps_pbh((gated * Vec::broadcast(out_.factor)).v);
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(out_.x + (row + r) * out_.stride + column_),
-          reinterpret_cast<const __m256i&>(rounded));
-    }
-  }
-
- private:
-  GatedOutput out_;
-  int64_t column_, tile_rows_;
-  alignas(64) float sums_[2][kTileRowsMax * kTile];
-};
 
 // Stores the sums of tile register `sums` for the rows from `row` on and tile `c`.
 #define SHOAL_STORE_TILE(store, sums, row, c)                              \
@@ -178,16 +33,23 @@ class GatedStore {
     }                                              \
   } while (false)
 
-// Adds the products of one group to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
-// unpack(c) unpacks tile c of a pair for a later group: the tile unit and the vector units work at the
-// same time where their instructions lie close together.
+// One or two tiles of rows: their first rows, and where the inputs of these lie.
+struct RowTiles {
+  int64_t first, second;
+  const uint8_t *x0, *x1;
+  int64_t stride;  // bytes from row to row
+};
+
+// Adds the products of group `g` to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
+// unpack(c), for c of 0 and 1, may unpack a tile of another group: the tile unit and the vector units
+// work at the same time only where their instructions lie close together.
 template <bool kTwo, bool kMany, typename Unpack>
-SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t stride,
-                                 const uint8_t* w, Unpack&& unpack) {
+SHOAL_INLINE void multiply_group(const RowTiles& rows, int64_t g, const uint8_t* w,
+                                 Unpack&& unpack) {
   _tile_loadd(6, w, 64);
-  SHOAL_LOAD_ROW_TILE(kMany, 4, x0, stride);
+  SHOAL_LOAD_ROW_TILE(kMany, 4, rows.x0 + g * 64, rows.stride);
   unpack(0);
-  if constexpr (kTwo) SHOAL_LOAD_ROW_TILE(kMany, 5, x1, stride);
+  if constexpr (kTwo) SHOAL_LOAD_ROW_TILE(kMany, 5, rows.x1 + g * 64, rows.stride);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (kTwo) _tile_dpbf16ps(2, 5, 6);
   _tile_loadd(7, w + kTileBytes, 64);
@@ -196,119 +58,186 @@ SHOAL_INLINE void multiply_group(const uint8_t* x0, const uint8_t* x1, int64_t s
   if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
 }
 
-// Groups whose products are added up before the next row tiles have their turn.
-struct Groups {
-  int64_t begin, end, all;
+template <bool kTwo>
+SHOAL_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwo) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+inline constexpr int kTileFloats = kTileRowsMax * kTile;
+
+template <bool kTwo>
+SHOAL_INLINE void load_sums(const float* from) {
+  _tile_loadd(0, from, 64);
+  _tile_loadd(1, from + kTileFloats, 64);
+  if constexpr (kTwo) {
+    _tile_loadd(2, from + 2 * kTileFloats, 64);
+    _tile_loadd(3, from + 3 * kTileFloats, 64);
+  }
+}
+
+template <bool kTwo>
+SHOAL_INLINE void set_sums_aside(float* to) {
+  _tile_stored(0, to, 64);
+  _tile_stored(1, to + kTileFloats, 64);
+  if constexpr (kTwo) {
+    _tile_stored(2, to + 2 * kTileFloats, 64);
+    _tile_stored(3, to + 3 * kTileFloats, 64);
+  }
+}
+
+template <bool kTwo, typename Store>
+SHOAL_INLINE void finish_sums(const RowTiles& rows, Store& store) {
+  SHOAL_STORE_TILE(store, 0, rows.first, 0);
+  SHOAL_STORE_TILE(store, 1, rows.first, 1);
+  if constexpr (kTwo) {
+    SHOAL_STORE_TILE(store, 2, rows.second, 0);
+    SHOAL_STORE_TILE(store, 3, rows.second, 1);
+  }
+}
+
+// Some groups of a pair of tiles. With many rows they stay unpacked in the first-level cache while all
+// rows go by, and the sums are set aside until the last part of their pair.
+struct Part {
+  int64_t pair, begin, end;
 };
 
-// Multiplies the row tiles that begin at the rows `first` and `second` with groups of a pair of tiles.
-// kUnpack: the groups are unpacked on the way, one ahead of its use; else all of them lie in the scratch.
-// kMany: they stay there for other row tiles, and so do the sums, in `sums`, until their last groups.
-template <typename F, bool kTwo, bool kUnpack, bool kMany, typename Store>
-void multiply_row_tiles(const TileArgs& args, int64_t pair, Store& store, int64_t first,
-                        int64_t second, int64_t tile_rows, const Groups& groups, float* sums) {
-  constexpr int64_t kFewPlaces = 2;
-  constexpr int kSums = kTileRowsMax * kTile;
-  const int64_t tile_bytes = args.w->tile_bytes, stride = args.x_stride * 2;
-  const uint8_t* packed = args.w->pair(pair);
-  const auto* x0 = reinterpret_cast<const uint8_t*>(args.x + first * args.x_stride);
-  const auto* x1 = reinterpret_cast<const uint8_t*>(args.x + second * args.x_stride);
-  const auto unpacked = [&](int64_t g) __attribute__((always_inline)) {
-    return args.scratch + (kMany ? g - groups.begin : g % kFewPlaces) * 2 * kTileBytes;
-  };
-  const auto unpack_tile_of = [&](int64_t g, int c) __attribute__((always_inline)) {
-    const uint8_t* tile = packed + (2 * g + c) * tile_bytes;
+// kUnpack: the groups are unpacked on the way, one ahead of its use; else they lie in the scratch.
+template <typename F, bool kTwo, bool kUnpack, typename Store>
+void multiply_part(const TileArgs& args, const Part& part, const RowTiles& rows, int64_t tile_rows,
+                   float* sums, Store& store) {
+  const int64_t tile_bytes = args.w->tile_bytes, size = part.end - part.begin;
+  const uint8_t* packed = args.w->pair(part.pair) + 2 * part.begin * tile_bytes;
+  uint8_t* const scratch = args.scratch;
+  const auto unpack = [&](int64_t i, int c) __attribute__((always_inline)) {
+    if (!kUnpack || i == size) return;
+    const uint8_t* tile = packed + (2 * i + c) * tile_bytes;
     fetch_ahead(tile, tile_bytes);
-    unpack_tile<F>(tile, unpacked(g) + c * kTileBytes);
+    unpack_tile<F>(tile, scratch + (2 * i + c) * kTileBytes);
   };
-  const bool is_last = groups.end == groups.all;
-  if (kMany && groups.begin > 0) {
-    _tile_loadd(0, sums, 64);
-    _tile_loadd(1, sums + kSums, 64);
-    if constexpr (kTwo) {
-      _tile_loadd(2, sums + 2 * kSums, 64);
-      _tile_loadd(3, sums + 3 * kSums, 64);
-    }
+  const bool is_last = part.end == args.w->groups();
+  if (part.begin == 0) {
+    zero_sums<kTwo>();
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kTwo) {
-      _tile_zero(2);
-      _tile_zero(3);
+    load_sums<kTwo>(sums);
+  }
+  unpack(0, 0);
+  unpack(0, 1);
+  for (int64_t i = 0; i < size; ++i) {
+    if (is_last && i < tile_rows) {
+      store.fetch(rows.first + i);
+      if constexpr (kTwo) store.fetch(rows.second + i);
     }
+    multiply_group<kTwo, true>(rows, part.begin + i, scratch + 2 * i * kTileBytes,
+                               [&](int c) __attribute__((always_inline)) { unpack(i + 1, c); });
   }
-  if constexpr (kUnpack) {
-    unpack_tile_of(groups.begin, 0);
-    unpack_tile_of(groups.begin, 1);
-  }
-  for (int64_t g = groups.begin; g < groups.end; ++g) {
-    if (kMany && is_last) {
-      for (int64_t r = g - groups.begin; r < tile_rows; r += groups.end - groups.begin) {
-        store.fetch(first + r);
-        if constexpr (kTwo) store.fetch(second + r);
-      }
-    }
-    multiply_group<kTwo, kMany>(x0 + g * 64, x1 + g * 64, stride, unpacked(g),
-                                [&](int c) __attribute__((always_inline)) {
-                                  if (kUnpack && g + 1 < groups.end) unpack_tile_of(g + 1, c);
-                                });
-  }
-  if (kMany && !is_last) {
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + kSums, 64);
-    if constexpr (kTwo) {
-      _tile_stored(2, sums + 2 * kSums, 64);
-      _tile_stored(3, sums + 3 * kSums, 64);
-    }
-    return;
-  }
-  SHOAL_STORE_TILE(store, 0, first, 0);
-  SHOAL_STORE_TILE(store, 1, first, 1);
-  if constexpr (kTwo) {
-    SHOAL_STORE_TILE(store, 2, second, 0);
-    SHOAL_STORE_TILE(store, 3, second, 1);
+  if (is_last) {
+    finish_sums<kTwo>(rows, store);
+  } else {
+    set_sums_aside<kTwo>(sums);
   }
 }
 
 // All row tiles have the same number of rows, so that they share a configuration; the last one begins
 // early enough to be whole and computes some rows again.
+struct Division {
+  explicit Division(const TileArgs& a)
+      : args(a),
+        rows(args.row_end - args.row_begin),
+        tiles((rows + kTileRowsMax - 1) / kTileRowsMax),
+        tile_rows((rows + tiles - 1) / tiles) {}
+
+  int64_t first_row(int64_t tile) const {
+    const int64_t row = tile * tile_rows;
+    return args.row_begin + (row < rows - tile_rows ? row : rows - tile_rows);
+  }
+  // The one that begins at `tile`, and the next if it exists.
+  RowTiles row_tiles(int64_t tile) const {
+    const int64_t first = first_row(tile), second = first_row(tile + 1 < tiles ? tile + 1 : tile);
+    const auto x = [&](int64_t row) {
+      return reinterpret_cast<const uint8_t*>(args.x + row * args.x_stride);
+    };
+    return {first, second, x(first), x(second), args.x_stride * 2};
+  }
+
+  const TileArgs& args;
+  int64_t rows, tiles, tile_rows;
+};
+
+template <typename F, typename MakeStore>
+void multiply_many(const TileArgs& args, const Division& rows, MakeStore&& make_store) {
+  const int64_t groups = args.w->groups();
+  const int64_t parts = (groups + kGroupsInCache - 1) / kGroupsInCache;
+  for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
+    auto store = make_store(pair, rows.tile_rows);
+    for (int64_t n = 0; n < parts; ++n) {
+      const Part part{pair, n * groups / parts, (n + 1) * groups / parts};
+      float* sums = tile_sums(args.scratch);
+      multiply_part<F, true, true>(args, part, rows.row_tiles(0), rows.tile_rows, sums, store);
+      for (int64_t tile = 2; tile < rows.tiles; tile += 2) {
+        sums += 4 * kTileFloats;
+        if (tile + 1 < rows.tiles) {
+          multiply_part<F, true, false>(args, part, rows.row_tiles(tile), rows.tile_rows, sums, store);
+        } else {
+          multiply_part<F, false, false>(args, part, rows.row_tiles(tile), rows.tile_rows, sums, store);
+        }
+      }
+    }
+  }
+}
+
+// One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs.
+template <typename F, bool kTwo, typename MakeStore>
+void multiply_few(const TileArgs& args, const Division& rows, MakeStore&& make_store) {
+  constexpr int64_t kPlaces = 2;
+  const int64_t tile_bytes = args.w->tile_bytes, groups = args.w->groups();
+  const uint8_t* packed = args.w->pair(args.pair_begin);
+  uint8_t* const scratch = args.scratch;
+  const int64_t end = (args.pair_end - args.pair_begin) * groups;  // groups are counted through all pairs
+  const RowTiles tiles = rows.row_tiles(0);
+  const auto place = [&](int64_t n) __attribute__((always_inline)) {
+    return scratch + n % kPlaces * 2 * kTileBytes;
+  };
+  const auto unpack = [&](int64_t n, int c) __attribute__((always_inline)) {
+    if (n == end) return;
+    const uint8_t* tile = packed + (2 * n + c) * tile_bytes;
+    fetch_ahead(tile, tile_bytes);
+    unpack_tile<F>(tile, place(n) + c * kTileBytes);
+  };
+  int64_t n = 0;
+  unpack(n, 0);
+  unpack(n, 1);
+  for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
+    auto store = make_store(pair, rows.tile_rows);
+    zero_sums<kTwo>();
+    for (int64_t g = 0; g < groups; ++g, ++n) {
+      if (kTwo && g < rows.tile_rows) {
+        store.fetch(tiles.first + g);
+        store.fetch(tiles.second + g);
+      }
+      multiply_group<kTwo, false>(
+          tiles, g, place(n), [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
+    }
+    finish_sums<kTwo>(tiles, store);
+  }
+}
+
 // make_store(pair, rows of a tile) makes what takes the sums of a pair.
 template <typename F, typename MakeStore>
 SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
-  const int64_t rows = args.row_end - args.row_begin;
-  const int64_t tiles = (rows + kTileRowsMax - 1) / kTileRowsMax;
-  const int64_t tile_rows = (rows + tiles - 1) / tiles;
-  const auto first_row = [&](int64_t tile) {
-    const int64_t row = tile * tile_rows;
-    return args.row_begin + (row < rows - tile_rows ? row : rows - tile_rows);
-  };
-  const int64_t all = args.w->groups();
-  const int64_t parts = (all + kGroupsInCache - 1) / kGroupsInCache;
-  float* const sums = tile_sums(args.scratch);
-  TileConfig(tile_rows).load();
-  for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
-    auto store = make_store(pair, tile_rows);
-    const auto multiply = [&]<bool kTwo, bool kUnpack, bool kMany>(int64_t tile, const Groups& groups)
-                              __attribute__((always_inline)) {
-      multiply_row_tiles<F, kTwo, kUnpack, kMany>(args, pair, store, first_row(tile),
-                                                  first_row(tile + (kTwo ? 1 : 0)), tile_rows,
-                                                  groups, sums + tile * 2 * kTileRowsMax * kTile);
-    };
-    if (tiles == 1) {
-      multiply.template operator()<false, true, false>(0, {0, all, all});
-    } else if (tiles == 2) {
-      multiply.template operator()<true, true, false>(0, {0, all, all});
-    } else {
-      for (int64_t part = 0; part < parts; ++part) {
-        const Groups groups{part * all / parts, (part + 1) * all / parts, all};
-        multiply.template operator()<true, true, true>(0, groups);
-        int64_t tile = 2;
-        for (; tile + 2 <= tiles; tile += 2) {
-          multiply.template operator()<true, false, true>(tile, groups);
-        }
-        if (tile < tiles) multiply.template operator()<false, false, true>(tile, groups);
-      }
-    }
+  if (args.pair_begin == args.pair_end) return;
+  const Division rows(args);
+  TileConfig(rows.tile_rows).load();
+  if (rows.tiles == 1) {
+    multiply_few<F, false>(args, rows, make_store);
+  } else if (rows.tiles == 2) {
+    multiply_few<F, true>(args, rows, make_store);
+  } else {
+    multiply_many<F>(args, rows, make_store);
   }
   _tile_release();
 }

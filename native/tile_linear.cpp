@@ -18,7 +18,7 @@ namespace {
 // Weights are cut to bf16, which makes them smaller by 2^-8 / (2 ln 2) on average over a mantissa that is
 // distributed as those of products are; activations make up for it.
 constexpr float kCutCorrection = 1.0f + 0x1p-8f * 0.7213475f;
-constexpr int kCutExponent = 112;  // see linear_amx_kernels.h
+constexpr int kCutExponent = 112;  // see linear_amx_unpack.h
 constexpr int kLargestExponent = 14;
 constexpr int kSmallestShift = -15;  // so that 2^(112 - shift) is a float
 constexpr int kLargestShift = 100;
