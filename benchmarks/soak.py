@@ -193,6 +193,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.minutes < 2 or arguments.rounds < 1:
         parser.error(f"needs 2 minutes and a round, got {arguments.minutes} and {arguments.rounds}")
+    # In the background, too, servers are to be ended and not to be left stopped.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with serving(arguments.model) as aged_address:
         aged = Server(*aged_address)
         minutes = asyncio.run(soak(aged, arguments.minutes))

@@ -3,7 +3,7 @@
 // A row's result depends on that row alone, whatever the batch and the number of threads. Quantised
 // weights are multiplied in one of two ways, whose bits differ:
 // - with integers, on all instruction sets but AMX, alike on each (packed_linear.cpp, linear_kernels.h);
-// - in bf16, on AMX (tile_linear.cpp, linear_amx_kernels.h).
+// - in bf16, on AMX (tile_linear.cpp, linear_amx_*).
 // Dense weights are multiplied in fp32 everywhere.
 #pragma once
 
