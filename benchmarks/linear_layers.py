@@ -24,10 +24,12 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 from roofline import measure as measure_peaks
+from roofline import positive
 from roofline import program as roofline_program
 
 from shoal._native import kernels
 from shoal.bench.results.machine import Machine
+from shoal.bench.results.output_path import require_writable
 
 STORAGE_TYPE = "Q4_1"
 BLOCK_BYTES, BLOCK_COLUMNS = 20, 32
@@ -127,13 +129,13 @@ def table_of(measured: Sequence[Measured], title: str) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures linear layers against the peaks.")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", action="append", choices=sorted(PEAKS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {arguments.rounds}")
+    if arguments.json is not None:
+        require_writable("--json", arguments.json)
     isas = arguments.isa or [isa for isa in PEAKS if isa in kernels.instruction_sets()]
     measured = measure(isas, arguments.threads, arguments.rounds)
     title = f"{Machine.this().cpu}, {arguments.threads} threads, {arguments.rounds} rounds"

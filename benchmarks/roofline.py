@@ -55,9 +55,16 @@ def measure(program: Path, counts: Sequence[int], repetitions: int = REPETITIONS
     return [Peak(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+def positive(text: str) -> int:
+    """An argument that must be 1 or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the peaks of this machine.")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with program() as path:

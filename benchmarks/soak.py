@@ -30,6 +30,7 @@ from served_share import CONCURRENCY, serving
 from steady_load import Counters, Load, pool_filled, read_counters, steady_load
 
 from shoal.bench.results.machine import Machine
+from shoal.bench.results.output_path import require_writable
 
 MINUTE = 60
 LEAST_RATIO, ALLOWED_GROWTH = 0.97, 0.05
@@ -193,6 +194,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.minutes < 2 or arguments.rounds < 1:
         parser.error(f"needs 2 minutes and a round, got {arguments.minutes} and {arguments.rounds}")
+    if arguments.json is not None:
+        require_writable("--json", arguments.json)
     # In the background, too, servers are to be ended and not to be left stopped.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -40,12 +40,16 @@ struct RowTiles {
   int64_t stride;  // bytes from row to row
 };
 
+// GCC doesn't know that a tile load reads memory: what was stored before must not be dropped or put off.
+SHOAL_INLINE void make_stores_visible() { asm volatile("" : : : "memory"); }
+
 // Adds the products of group `g` to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
 // unpack(c), for c of 0 and 1, may unpack a tile of another group: the tile unit and the vector units
 // work at the same time only where their instructions lie close together.
 template <bool kTwo, bool kMany, typename Unpack>
 SHOAL_INLINE void multiply_group(const RowTiles& rows, int64_t g, const uint8_t* w,
                                  Unpack&& unpack) {
+  make_stores_visible();
   _tile_loadd(6, w, 64);
   SHOAL_LOAD_ROW_TILE(kMany, 4, rows.x0 + g * 64, rows.stride);
   unpack(0);
@@ -144,8 +148,8 @@ void multiply_part(const TileArgs& args, const Part& part, const RowTiles& rows,
 
 // All row tiles have the same number of rows, so that they share a configuration; the last one begins
 // early enough to be whole and computes some rows again.
-struct Division {
-  explicit Division(const TileArgs& a)
+struct RowDivision {
+  explicit RowDivision(const TileArgs& a)
       : args(a),
         rows(args.row_end - args.row_begin),
         tiles((rows + kTileRowsMax - 1) / kTileRowsMax),
@@ -169,21 +173,23 @@ struct Division {
 };
 
 template <typename F, typename MakeStore>
-void multiply_many(const TileArgs& args, const Division& rows, MakeStore&& make_store) {
+void multiply_many(const TileArgs& args, const RowDivision& division, MakeStore&& make_store) {
   const int64_t groups = args.w->groups();
   const int64_t parts = (groups + kGroupsInCache - 1) / kGroupsInCache;
+  const int64_t tile_rows = division.tile_rows;
   for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
-    auto store = make_store(pair, rows.tile_rows);
+    auto store = make_store(pair, tile_rows);
     for (int64_t n = 0; n < parts; ++n) {
       const Part part{pair, n * groups / parts, (n + 1) * groups / parts};
       float* sums = tile_sums(args.scratch);
-      multiply_part<F, true, true>(args, part, rows.row_tiles(0), rows.tile_rows, sums, store);
-      for (int64_t tile = 2; tile < rows.tiles; tile += 2) {
+      multiply_part<F, true, true>(args, part, division.row_tiles(0), tile_rows, sums, store);
+      for (int64_t tile = 2; tile < division.tiles; tile += 2) {
+        const RowTiles rows = division.row_tiles(tile);
         sums += 4 * kTileFloats;
-        if (tile + 1 < rows.tiles) {
-          multiply_part<F, true, false>(args, part, rows.row_tiles(tile), rows.tile_rows, sums, store);
+        if (tile + 1 < division.tiles) {
+          multiply_part<F, true, false>(args, part, rows, tile_rows, sums, store);
         } else {
-          multiply_part<F, false, false>(args, part, rows.row_tiles(tile), rows.tile_rows, sums, store);
+          multiply_part<F, false, false>(args, part, rows, tile_rows, sums, store);
         }
       }
     }
@@ -192,13 +198,13 @@ void multiply_many(const TileArgs& args, const Division& rows, MakeStore&& make_
 
 // One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs.
 template <typename F, bool kTwo, typename MakeStore>
-void multiply_few(const TileArgs& args, const Division& rows, MakeStore&& make_store) {
-  constexpr int64_t kPlaces = 2;
+void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&& make_store) {
+  constexpr int64_t kPlaces = 2;  // so that no store waits for the loads of the group before
   const int64_t tile_bytes = args.w->tile_bytes, groups = args.w->groups();
   const uint8_t* packed = args.w->pair(args.pair_begin);
   uint8_t* const scratch = args.scratch;
   const int64_t end = (args.pair_end - args.pair_begin) * groups;  // groups are counted through all pairs
-  const RowTiles tiles = rows.row_tiles(0);
+  const RowTiles rows = division.row_tiles(0);
   const auto place = [&](int64_t n) __attribute__((always_inline)) {
     return scratch + n % kPlaces * 2 * kTileBytes;
   };
@@ -212,17 +218,17 @@ void multiply_few(const TileArgs& args, const Division& rows, MakeStore&& make_s
   unpack(n, 0);
   unpack(n, 1);
   for (int64_t pair = args.pair_begin; pair < args.pair_end; ++pair) {
-    auto store = make_store(pair, rows.tile_rows);
+    auto store = make_store(pair, division.tile_rows);
     zero_sums<kTwo>();
     for (int64_t g = 0; g < groups; ++g, ++n) {
-      if (kTwo && g < rows.tile_rows) {
-        store.fetch(tiles.first + g);
-        store.fetch(tiles.second + g);
+      if (kTwo && g < division.tile_rows) {
+        store.fetch(rows.first + g);
+        store.fetch(rows.second + g);
       }
       multiply_group<kTwo, false>(
-          tiles, g, place(n), [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
+          rows, g, place(n), [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
     }
-    finish_sums<kTwo>(tiles, store);
+    finish_sums<kTwo>(rows, store);
   }
 }
 
@@ -230,14 +236,14 @@ void multiply_few(const TileArgs& args, const Division& rows, MakeStore&& make_s
 template <typename F, typename MakeStore>
 SHOAL_INLINE void multiply_pairs(const TileArgs& args, MakeStore&& make_store) {
   if (args.pair_begin == args.pair_end) return;
-  const Division rows(args);
-  TileConfig(rows.tile_rows).load();
-  if (rows.tiles == 1) {
-    multiply_few<F, false>(args, rows, make_store);
-  } else if (rows.tiles == 2) {
-    multiply_few<F, true>(args, rows, make_store);
+  const RowDivision division(args);
+  TileConfig(division.tile_rows).load();
+  if (division.tiles == 1) {
+    multiply_few<F, false>(args, division, make_store);
+  } else if (division.tiles == 2) {
+    multiply_few<F, true>(args, division, make_store);
   } else {
-    multiply_many<F>(args, rows, make_store);
+    multiply_many<F>(args, division, make_store);
   }
   _tile_release();
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "linear_kernels.h"
-#include "tile_table.h"
 
 #if defined(__AMX_BF16__)
 
@@ -61,7 +60,8 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
       };
       finish(look_up(line), 4 * t);
       finish(look_up(_mm512_srli_epi16(line, 4)), 4 * t + 1);
-      // The low bytes of these lanes are the high ones of those: a load instead of a shift.
+      // A lane's high byte as the low one of another lane: a load instead of a shift. The last byte is of
+      // the scales, which follow; a permutation ignores the bits that it goes to.
       const __m512i upper = _mm512_loadu_si512(packed + t * 64 + 1);
       finish(look_up(upper), 4 * t + 2);
       finish(look_up(_mm512_srli_epi16(upper, 4)), 4 * t + 3);

@@ -218,12 +218,13 @@ def _content(config: CompareConfig, comparison: Comparison, advice: list[str]) -
 
 
 def _mode_in_words(config: CompareConfig) -> str:
+    kernels = f"Kernels: {config.instruction_set}. " if config.instruction_set else ""
     if not config.served:
-        return (
+        return kernels + (
             "The engine ran in the process of the benchmark: no HTTP, no second process. It is "
             "told when the last request has come, so that no batch waits in vain to fill."
         )
-    mode = (
+    mode = kernels + (
         "Each run had a server of its own (shoal serve), asked over HTTP by a load generator on "
         "the same machine; steps and queueing times are from the server's step trace."
     )
