@@ -199,7 +199,8 @@ void multiply_many(const TileArgs& args, const RowDivision& division, MakeStore&
 // One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs.
 template <typename F, bool kTwo, typename MakeStore>
 void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&& make_store) {
-  constexpr int64_t kPlaces = 2;  // so that no store waits for the loads of the group before
+  // With one, the compiler might put a store before the tile load of what it writes over.
+  constexpr int64_t kPlaces = 2;
   const int64_t tile_bytes = args.w->tile_bytes, groups = args.w->groups();
   const uint8_t* packed = args.w->pair(args.pair_begin);
   uint8_t* const scratch = args.scratch;
