@@ -12,8 +12,6 @@ namespace {
 constexpr int64_t kMinRowsPerTask = 4;
 constexpr int64_t kMaxRowsPerTask = 16;
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 template <typename... Ts>
 struct Overloaded : Ts... {
   using Ts::operator()...;
@@ -27,8 +25,8 @@ Forward::Forward(const Model& model, const Kernels& kernels, ThreadPool& pool, u
       pool_(pool),
       kv_(kv),
       buffers_(model.buffer_columns().size()),
-      logits_stride_(round_up(model.sizes().vocab_size, 16)) {
-  for (const int64_t columns : model.buffer_columns()) strides_.push_back(round_up(columns, 16));
+      logits_stride_(row_stride(model.sizes().vocab_size)) {
+  for (const int64_t columns : model.buffer_columns()) strides_.push_back(row_stride(columns));
   for (const AttentionHeads& heads : model.attention_heads()) {
     plans_.emplace_back(heads, model.sizes().kv, kernels, pool.size());
   }

@@ -20,11 +20,12 @@ bool amx_usable() {
 #if defined(__linux__)
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  const bool avx512_vbmi = (ecx >> 1) & 1;
   const bool amx_bf16 = (edx >> 22) & 1;
   const bool avx512_fp16 = (edx >> 23) & 1;
   const bool amx_tile = (edx >> 24) & 1;
   const bool amx_int8 = (edx >> 25) & 1;
-  if (!amx_bf16 || !avx512_fp16 || !amx_tile || !amx_int8) return false;
+  if (!avx512_vbmi || !amx_bf16 || !avx512_fp16 || !amx_tile || !amx_int8) return false;
   if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return false;
   const bool avx512_bf16 = (eax >> 5) & 1;
   if (!avx512_bf16) return false;

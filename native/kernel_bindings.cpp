@@ -177,7 +177,7 @@ double time_linear(const std::string& isa, int num_threads, const std::string& s
                         isa_from_name(isa.c_str()), arena);
   }
   const std::vector<float> x(static_cast<std::size_t>(rows * inputs), 0.5f);
-  const int64_t stride = (outputs + 15) / 16 * 16;
+  const int64_t stride = row_stride(outputs);
   AlignedBuffer<float> y;
   y.reserve(rows * stride);
   const LinearInput input{x.data(), inputs, rows, Precision::kInt8};

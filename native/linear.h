@@ -35,6 +35,10 @@ bool can_multiply_gated(const std::string& type, int64_t outputs, const std::str
 // Bits of the activations where they are multiplied as integers; else without effect.
 enum class Precision { kInt8, kInt12 };
 
+// Numbers from row to row of a matrix of fp32: an odd number of cache lines, so that neighbouring rows fall
+// into different sets of the cache.
+inline int64_t row_stride(int64_t columns) { return ((columns + 15) / 16 | 1) * 16; }
+
 // Rows of fp32 activations: row r begins at x + r * stride.
 struct LinearInput {
   const float* x;
@@ -69,8 +73,8 @@ class Linear {
   void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       const Linear& next, uint8_t* next_prepared) const;
 
-  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants are rounded to
-  // half precision; all else is exact.
+  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants and the mins of
+  // quants of four bits are rounded to half precision; all else is exact.
   void dequantize_row(int64_t row, float* out) const;
 
   // Bytes that one forward pass reads.

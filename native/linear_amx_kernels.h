@@ -23,14 +23,14 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
     (store).finish(row, c);                                                \
   } while (false)
 
-// With many rows the activations stream by while a part of the weights stays in the first-level cache.
-#define SHOAL_LOAD_ROW_TILE(many, tile, x, stride) \
-  do {                                             \
-    if constexpr (many) {                          \
-      _tile_stream_loadd(tile, x, stride);         \
-    } else {                                       \
-      _tile_loadd(tile, x, stride);                \
-    }                                              \
+// A tile of activations; those that stream by leave what is in the first-level cache there.
+#define SHOAL_LOAD_ROW_TILE(streams, tile, x, stride) \
+  do {                                                \
+    if (streams) {                                    \
+      _tile_stream_loadd(tile, x, stride);            \
+    } else {                                          \
+      _tile_loadd(tile, x, stride);                   \
+    }                                                 \
   } while (false)
 
 // One or two tiles of rows: their first rows, and where the inputs of these lie.
@@ -40,23 +40,33 @@ struct RowTiles {
   int64_t stride;  // bytes from row to row
 };
 
-// GCC doesn't know that a tile load reads memory: what was stored before must not be dropped or put off.
-SHOAL_INLINE void make_stores_visible() { asm volatile("" : : : "memory"); }
+// GCC doesn't know that a tile load reads memory: here what was stored to an unpacked tile has been
+// stored, and what will be stored has not.
+SHOAL_INLINE void order_stores(uint8_t* tile) {
+  asm volatile("" : "+m"(*reinterpret_cast<uint8_t (*)[kTileBytes]>(tile)));
+}
+
+SHOAL_INLINE void order_stores_of_pair(uint8_t* w) {
+  order_stores(w);
+  order_stores(w + kTileBytes);
+}
 
 // Adds the products of group `g` to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
-// unpack(c), for c of 0 and 1, may unpack a tile of another group: the tile unit and the vector units
-// work at the same time only where their instructions lie close together.
-template <bool kTwo, bool kMany, typename Unpack>
-SHOAL_INLINE void multiply_group(const RowTiles& rows, int64_t g, const uint8_t* w,
+// unpack(c), for c of 0 and 1, may unpack a tile of another group, to the place of tile `c` if it likes: the
+// tile unit and the vector units work at the same time only where their instructions lie close together.
+template <bool kTwo, typename Unpack>
+SHOAL_INLINE void multiply_group(const RowTiles& rows, int64_t g, bool streams, uint8_t* w,
                                  Unpack&& unpack) {
-  make_stores_visible();
+  order_stores_of_pair(w);
   _tile_loadd(6, w, 64);
-  SHOAL_LOAD_ROW_TILE(kMany, 4, rows.x0 + g * 64, rows.stride);
+  order_stores(w);
+  SHOAL_LOAD_ROW_TILE(streams, 4, rows.x0 + g * 64, rows.stride);
   unpack(0);
-  if constexpr (kTwo) SHOAL_LOAD_ROW_TILE(kMany, 5, rows.x1 + g * 64, rows.stride);
+  if constexpr (kTwo) SHOAL_LOAD_ROW_TILE(streams, 5, rows.x1 + g * 64, rows.stride);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (kTwo) _tile_dpbf16ps(2, 5, 6);
   _tile_loadd(7, w + kTileBytes, 64);
+  order_stores(w + kTileBytes);
   unpack(1);
   _tile_dpbf16ps(1, 4, 7);
   if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
@@ -114,13 +124,14 @@ struct Part {
 template <typename F, bool kTwo, bool kUnpack, typename Store>
 void multiply_part(const TileArgs& args, const Part& part, const RowTiles& rows, int64_t tile_rows,
                    float* sums, Store& store) {
-  const int64_t tile_bytes = args.w->tile_bytes, size = part.end - part.begin;
-  const uint8_t* packed = args.w->pair(part.pair) + 2 * part.begin * tile_bytes;
+  constexpr int64_t kPacked = kPackedTileBytes<F>;
+  const int64_t size = part.end - part.begin;
+  const uint8_t* packed = args.w->pair(part.pair) + 2 * part.begin * kPacked;
   uint8_t* const scratch = args.scratch;
   const auto unpack = [&](int64_t i, int c) __attribute__((always_inline)) {
     if (!kUnpack || i == size) return;
-    const uint8_t* tile = packed + (2 * i + c) * tile_bytes;
-    fetch_ahead(tile, tile_bytes);
+    const uint8_t* tile = packed + (2 * i + c) * kPacked;
+    fetch_ahead<kPacked>(tile);
     unpack_tile<F>(tile, scratch + (2 * i + c) * kTileBytes);
   };
   const bool is_last = part.end == args.w->groups();
@@ -136,8 +147,8 @@ void multiply_part(const TileArgs& args, const Part& part, const RowTiles& rows,
       store.fetch(rows.first + i);
       if constexpr (kTwo) store.fetch(rows.second + i);
     }
-    multiply_group<kTwo, true>(rows, part.begin + i, scratch + 2 * i * kTileBytes,
-                               [&](int c) __attribute__((always_inline)) { unpack(i + 1, c); });
+    multiply_group<kTwo>(rows, part.begin + i, true, scratch + 2 * i * kTileBytes,
+                         [&](int c) __attribute__((always_inline)) { unpack(i + 1, c); });
   }
   if (is_last) {
     finish_sums<kTwo>(rows, store);
@@ -196,24 +207,23 @@ void multiply_many(const TileArgs& args, const RowDivision& division, MakeStore&
   }
 }
 
-// One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs.
+// One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs. All go to one
+// place: a tile is stored as soon as the one before it has been loaded.
 template <typename F, bool kTwo, typename MakeStore>
 void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&& make_store) {
-  // With one, the compiler might put a store before the tile load of what it writes over.
-  constexpr int64_t kPlaces = 2;
-  const int64_t tile_bytes = args.w->tile_bytes, groups = args.w->groups();
+  constexpr int64_t kPacked = kPackedTileBytes<F>;
+  // Groups whose activations stay in the first-level cache from pair to pair: 24 KB.
+  constexpr int64_t kStaying = kTwo ? 12 : 24;
+  const int64_t groups = args.w->groups();
   const uint8_t* packed = args.w->pair(args.pair_begin);
   uint8_t* const scratch = args.scratch;
   const int64_t end = (args.pair_end - args.pair_begin) * groups;  // groups are counted through all pairs
   const RowTiles rows = division.row_tiles(0);
-  const auto place = [&](int64_t n) __attribute__((always_inline)) {
-    return scratch + n % kPlaces * 2 * kTileBytes;
-  };
   const auto unpack = [&](int64_t n, int c) __attribute__((always_inline)) {
     if (n == end) return;
-    const uint8_t* tile = packed + (2 * n + c) * tile_bytes;
-    fetch_ahead(tile, tile_bytes);
-    unpack_tile<F>(tile, place(n) + c * kTileBytes);
+    const uint8_t* tile = packed + (2 * n + c) * kPacked;
+    fetch_ahead<kPacked>(tile);
+    unpack_tile<F>(tile, scratch + c * kTileBytes);
   };
   int64_t n = 0;
   unpack(n, 0);
@@ -226,8 +236,8 @@ void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&&
         store.fetch(rows.first + g);
         store.fetch(rows.second + g);
       }
-      multiply_group<kTwo, false>(
-          rows, g, place(n), [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
+      multiply_group<kTwo>(rows, g, g >= kStaying, scratch,
+                           [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
     }
     finish_sums<kTwo>(rows, store);
   }

@@ -47,6 +47,11 @@ int zero_point(Format format) {
   return kZero[static_cast<std::size_t>(format)];
 }
 int64_t quant_bytes(Format format) { return has_nibbles(format) ? 256 : 512; }
+int64_t scale_bytes(Format format) {
+  return 2 * kTile * (halves(format) + (has_min(format) ? 1 : 0));
+}
+// The quant that a packed min is the weight of.
+float quant_of_min(Format format) { return has_nibbles(format) ? 8.0f : 0.0f; }
 
 // Where column k of an output lies in a tile: row k / 2, and the place of its 16 bits in that row.
 int64_t lane(int64_t output, int k) { return 2 * output + k % 2; }
@@ -127,8 +132,7 @@ TileLinear::TileLinear(Format format, const WeightSource& source, const TileKern
   matrix_.outputs = source.outputs;
   matrix_.inputs = source.inputs;
   matrix_.pairs = round_up(source.outputs, 2 * kTile) / (2 * kTile);
-  matrix_.tile_bytes =
-      quant_bytes(format) + 2 * kTile * (halves(format) + (has_min(format) ? 1 : 0));
+  matrix_.tile_bytes = scale_bytes(format) + quant_bytes(format);
   data_ = arena.allocate(packed_bytes());
   matrix_.data = data_;
   // The scales wait for the shift, which the largest of them decides.
@@ -167,11 +171,12 @@ void TileLinear::choose_shift(float largest) {
 }
 
 void TileLinear::pack_quants(const DecodedGroup& group, uint8_t* tile, int64_t column) const {
+  uint8_t* const quants = tile + scale_bytes(matrix_.format);
   if (has_nibbles(matrix_.format)) {
     for (int k = 0; k < kGroup; k += 8) {  // four rows of the tile
       const uint8_t* q = group.q + k;
       for (const int odd : {0, 1}) {
-        uint8_t* place = tile + k / 8 * 64 + 2 * lane(column, odd);
+        uint8_t* place = quants + k / 8 * 64 + 2 * lane(column, odd);
         place[0] = static_cast<uint8_t>(q[odd] | q[odd + 2] << 4);
         place[1] = static_cast<uint8_t>(q[odd + 4] | q[odd + 6] << 4);
       }
@@ -180,18 +185,18 @@ void TileLinear::pack_quants(const DecodedGroup& group, uint8_t* tile, int64_t c
   }
   const int zero = zero_point(matrix_.format);
   for (int k = 0; k < kGroup; ++k) {
-    tile[k / 2 * 32 + lane(column, k)] = static_cast<uint8_t>(group.q[k] - zero);
+    quants[k / 2 * 32 + lane(column, k)] = static_cast<uint8_t>(group.q[k] - zero);
   }
 }
 
 void TileLinear::pack_scales(const GroupScales& group, float unit, uint8_t* tile,
                              int64_t column) const {
-  uint8_t* scales = tile + quant_bytes(matrix_.format);
   for (int half = 0; half < halves(matrix_.format); ++half) {
-    put_half(scales, half * kTile + column, group.scale[half] * unit);
+    put_half(tile, half * kTile + column, group.scale[half] * unit);
   }
   if (has_min(matrix_.format)) {
-    put_half(scales, halves(matrix_.format) * kTile + column, group.min * unit);
+    const float min = group.min + quant_of_min(matrix_.format) * group.scale[0];
+    put_half(tile, kTile + column, min * unit);
   }
 }
 
@@ -252,23 +257,27 @@ void TileLinear::run(ThreadPool& pool, const LinearInput& input, const uint8_t* 
 }
 
 void TileLinear::dequantize_row(int64_t row, float* out) const {
-  const int zero = zero_point(matrix_.format);
+  const Format format = matrix_.format;
+  const int zero = zero_point(format);
   const float unit = std::ldexp(1.0f, -matrix_.shift);
   for (int64_t k = 0; k < matrix_.inputs; ++k) {
-    const uint8_t* from = tile(row, k / kGroup);
+    const uint8_t* scales = tile(row, k / kGroup);
+    const uint8_t* quants = scales + scale_bytes(format);
     const int column = static_cast<int>(k % kGroup), tile_row = column / 2;
     int q;
-    if (has_nibbles(matrix_.format)) {
-      const uint8_t both = from[tile_row / 4 * 64 + 2 * lane(row % kTile, column) + tile_row % 4 / 2];
+    if (has_nibbles(format)) {
+      const uint8_t both = quants[tile_row / 4 * 64 + 2 * lane(row % kTile, column) + tile_row % 4 / 2];
       q = (both >> (tile_row % 2 * 4) & 0x0f) - zero;
     } else {
-      q = static_cast<int8_t>(from[tile_row * 32 + lane(row % kTile, column)]);
+      q = static_cast<int8_t>(quants[tile_row * 32 + lane(row % kTile, column)]);
     }
-    const uint8_t* scales = from + quant_bytes(matrix_.format);
-    const int half = halves(matrix_.format) == 2 ? column / 16 : 0;
-    out[k] = half_at(scales, half * kTile + row % kTile) * unit * static_cast<float>(q);
-    if (has_min(matrix_.format)) {
-      out[k] += half_at(scales, halves(matrix_.format) * kTile + row % kTile) * unit;
+    const int half = halves(format) == 2 ? column / 16 : 0;
+    const float scale = half_at(scales, half * kTile + row % kTile) * unit;
+    if (has_min(format)) {
+      const float min = half_at(scales, kTile + row % kTile) * unit;
+      out[k] = scale * (static_cast<float>(q) - quant_of_min(format)) + min;
+    } else {
+      out[k] = scale * static_cast<float>(q);
     }
   }
 }

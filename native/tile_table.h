@@ -9,13 +9,14 @@ namespace shoal {
 
 // Weights packed for the tile unit, in groups of 32 columns of a pair of tiles (2 x 16 outputs):
 //
-//   [pairs][groups][2] { quants, scales: half [1 or 2][16], mins: half [16] where the format has them }
+//   [pairs][groups][2] { scales: half [1 or 2][16], mins: half [16] where the format has them, quants }
 //
 // A tile has 16 rows, row p being columns 2p and 2p + 1 of each output: 32 quants side by side.
 //   8 bits: quants [16][32] of int8, less the zero point;
 //   4 bits: quants [4][32] of 16 bits, of which line t holds row 4t + n in its bits 4n to 4n + 3.
 // Two scales are for columns 0 to 15 and 16 to 31 of a group. Scales and mins are the file's times 2^shift,
-// which keeps all weights in the range of half precision.
+// which keeps all weights in the range of half precision. A min belongs to a quant of 8 where quants have 4
+// bits, and to 0 where they have 8.
 //
 // Of a gated matrix the first half of the outputs are gates, the second half what they gate: the tiles of
 // a pair hold 16 of each.
