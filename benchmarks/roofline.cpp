@@ -2,8 +2,9 @@
 //
 // Called with a number of repetitions and numbers of threads; prints one JSON object a line: {"name",
 // "threads", "value", "unit"}. Each figure is the best of the repetitions, since a peak is a limit:
-// anything slower was disturbed. Built by roofline.py with -march=native; a part that the machine
-// lacks is left out.
+// anything slower was disturbed. Operands are random, as multiplying zeros takes less power and lets the
+// clock go higher than any real work. Built by roofline.py with -march=native; a part that the
+// machine lacks is left out.
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -56,28 +57,44 @@ void report(const std::string& name, int threads, double value, const char* unit
   std::fflush(stdout);
 }
 
+// What is multiplied: fp32, or bf16 in pairs that read as fp32, of either sign and 0.5 to 2 in size; or bytes.
+struct Operands {
+  alignas(64) uint32_t numbers[1024];
+  alignas(64) uint8_t bytes[4096];
+
+  Operands() {
+    uint32_t state = 1;
+    const auto random = [&] { return state = state * 1664525 + 1013904223; };
+    for (auto& number : numbers) number = (random() >> 8 & 0x80ff80ff) ^ 0x3f003f00;
+    for (auto& byte : bytes) byte = static_cast<uint8_t>(random() >> 24);
+  }
+};
+const Operands operands;
+
 // The empty statements below tell the compiler that the sums are used and change, so that it
 // neither drops the loop nor folds it.
 
 #if defined(__AVX512F__)
 using Float = __m512;
-inline Float set_float(float x) { return _mm512_set1_ps(x); }
+inline Float load_floats(const void* from) { return _mm512_loadu_ps(from); }
 inline Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__FMA__)
 using Float = __m256;
-inline Float set_float(float x) { return _mm256_set1_ps(x); }
+inline Float load_floats(const void* from) {
+  return _mm256_loadu_ps(static_cast<const float*>(from));
+}
 inline Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
 #endif
 
 #if defined(__FMA__)
 void fp32_fma(int) {
   Float sums[kChains];
-  for (auto& sum : sums) sum = set_float(0.0f);
-  const Float x = set_float(1e-3f), y = set_float(2e-3f);
+  for (auto& sum : sums) sum = load_floats(operands.numbers + 32);
+  const Float x = load_floats(operands.numbers), y = load_floats(operands.numbers + 16);
   for (long i = 0; i < kIterations; ++i) {
 #pragma GCC unroll 12
     for (auto& sum : sums) {
-      sum = fma(sum, x, y);
+      sum = fma(x, y, sum);
       asm volatile("" : "+x"(sum));
     }
   }
@@ -88,7 +105,7 @@ void fp32_fma(int) {
 void int8_vnni(int) {
   __m512i sums[kChains];
   for (auto& sum : sums) sum = _mm512_setzero_si512();
-  const __m512i x = _mm512_set1_epi8(1), y = _mm512_set1_epi8(2);
+  const __m512i x = _mm512_load_si512(operands.bytes), y = _mm512_load_si512(operands.bytes + 64);
   for (long i = 0; i < kIterations; ++i) {
 #pragma GCC unroll 12
     for (auto& sum : sums) {
@@ -103,10 +120,9 @@ void int8_vnni(int) {
 void bf16_dot(int) {
   __m512 sums[kChains];
   for (auto& sum : sums) sum = _mm512_setzero_ps();
-  const __m512i zero = _mm512_setzero_si512();
   __m512bh x, y;
-  std::memcpy(&x, &zero, sizeof x);
-  std::memcpy(&y, &zero, sizeof y);
+  std::memcpy(&x, operands.numbers, sizeof x);
+  std::memcpy(&y, operands.numbers + 16, sizeof y);
   for (long i = 0; i < kIterations; ++i) {
 #pragma GCC unroll 12
     for (auto& sum : sums) {
@@ -138,7 +154,6 @@ void amx_tiles(int) {
   TileConfig config;
   std::fill_n(config.bytes_per_row, 8, uint16_t{64});
   std::fill_n(config.rows, 8, uint8_t{16});
-  alignas(64) static const int8_t zeros[1024] = {};
   // GCC's intrinsic names only the first eight bytes as read: keep the other stores.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
@@ -146,10 +161,12 @@ void amx_tiles(int) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  _tile_loadd(4, zeros, 64);
-  _tile_loadd(5, zeros, 64);
-  _tile_loadd(6, zeros, 64);
-  _tile_loadd(7, zeros, 64);
+  const auto* tiles =
+      kInt8 ? operands.bytes : reinterpret_cast<const uint8_t*>(operands.numbers);
+  _tile_loadd(4, tiles, 64);
+  _tile_loadd(5, tiles + 1024, 64);
+  _tile_loadd(6, tiles + 2048, 64);
+  _tile_loadd(7, tiles + 3072, 64);
   for (long i = 0; i < kTileIterations; ++i) {
     if constexpr (kInt8) {
       _tile_dpbusd(0, 4, 6);

@@ -207,13 +207,16 @@ void multiply_many(const TileArgs& args, const RowDivision& division, MakeStore&
   }
 }
 
+// Of activations, in the first-level cache; beside them are weights and what is written.
+inline constexpr int64_t kStayingBytes = 24 * 1024;
+
 // One or two tiles of rows: groups are unpacked on the way, one ahead of its use, across pairs. All go to one
 // place: a tile is stored as soon as the one before it has been loaded.
 template <typename F, bool kTwo, typename MakeStore>
 void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&& make_store) {
   constexpr int64_t kPacked = kPackedTileBytes<F>;
-  // Groups whose activations stay in the first-level cache from pair to pair: 24 KB.
-  constexpr int64_t kStaying = kTwo ? 12 : 24;
+  // Groups whose activations stay in the first-level cache from pair to pair.
+  const int64_t staying = kStayingBytes / (64 * division.tile_rows * (kTwo ? 2 : 1));
   const int64_t groups = args.w->groups();
   const uint8_t* packed = args.w->pair(args.pair_begin);
   uint8_t* const scratch = args.scratch;
@@ -236,7 +239,7 @@ void multiply_few(const TileArgs& args, const RowDivision& division, MakeStore&&
         store.fetch(rows.first + g);
         store.fetch(rows.second + g);
       }
-      multiply_group<kTwo>(rows, g, g >= kStaying, scratch,
+      multiply_group<kTwo>(rows, g, g >= staying, scratch,
                            [&](int c) __attribute__((always_inline)) { unpack(n + 1, c); });
     }
     finish_sums<kTwo>(rows, store);
