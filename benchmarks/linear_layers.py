@@ -2,16 +2,18 @@
 
     python benchmarks/linear_layers.py [--threads N] [--isa NAME]... [--rounds 5] [--json FILE]
 
-The layers are those of SmolLM2-135M in Q4_1. A product of one row is compared with the read
-bandwidth, its weights coming from memory; products of many rows with the peak of the unit that
-computes them: bf16 tiles on AMX, 8-bit integers elsewhere. Peaks and layers alternate, since others
-may slow the machine down meanwhile; the table has the medians over the rounds.
+The layers are those of SmolLM2-135M in Q4_1, the gates applied as in the model. A product of one
+row is compared with the read bandwidth, its weights coming from memory; products of many rows with
+the peak of the unit that computes them: bf16 tiles on AMX, 8-bit integers elsewhere.
+
+Others may slow the machine down meanwhile, so a slice of each layer follows right after a look at
+the peak, in turn, many times: the share of a turn is what its products would take at the peaks
+beside them over what they took. A round has the median over its turns, the table over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -23,9 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
-from roofline import measure as measure_peaks
-from roofline import positive
-from roofline import program as roofline_program
+from roofline import Roofline, positive, roofline
 
 from shoal._native import kernels
 from shoal.bench.results.machine import Machine
@@ -34,36 +34,29 @@ from shoal.bench.results.output_path import require_writable
 STORAGE_TYPE = "Q4_1"
 BLOCK_BYTES, BLOCK_COLUMNS = 20, 32
 LAYERS = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
-WEIGHTS = sum(outputs * inputs for outputs, inputs in LAYERS.values())
 ROWS = (1, 8, 32, 64, 128, 512)
-COLD_BYTES = 256 << 20  # of weights, larger than the caches
+COLD_BYTES = 256 << 20  # of each layer, larger together than the caches
 PEAKS = {"amx": "bf16_amx", "avx512": "int8_vnni"}
 BANDWIDTH = "read_100_mib"
-PEAK_REPETITIONS = 20
+TURNS = 20
+SLICE_SECONDS = 0.01
+PEAK_REPETITIONS = 3  # a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All layers of one kind in one block of the model for `rows` rows, and peaks just before.
+    """One round of all layers of one kind in one block of the model, for `rows` rows.
 
-    In billions of multiplications and additions a second, and of bytes of weights, as in the file.
+    In billions a second of multiplications and additions, or of bytes of weights as in the file
+    where `rows` is 1: medians over the turns of what was done, of the peak, and of their quotient.
     """
 
     isa: str
     rows: int
     round: int
-    gops: float
-    gigabytes: float
-    peak_gops: float
-    peak_gigabytes: float
-
-    @property
-    def of_peak(self) -> float:
-        return self.gops / self.peak_gops
-
-    @property
-    def of_bandwidth(self) -> float:
-        return self.gigabytes / self.peak_gigabytes
+    done: float
+    peak: float
+    share: float
 
 
 def random_weights(outputs: int, inputs: int) -> npt.NDArray[np.uint8]:
@@ -74,38 +67,31 @@ def random_weights(outputs: int, inputs: int) -> npt.NDArray[np.uint8]:
     return blocks.reshape(-1)
 
 
-def seconds(isa: str, threads: int, rows: int) -> float:
-    """The shortest times of the four layers, one after the other."""
-    total = 0.0
-    for outputs, inputs in LAYERS.values():
-        weights = random_weights(outputs, inputs)
-        copies = COLD_BYTES // len(weights) if rows == 1 else 1
-        total += kernels.time_linear(
-            isa, threads, STORAGE_TYPE, weights, outputs, inputs, rows, copies
-        )
-    return total
+def timed_layer(isa: str, threads: int, rows: int, name: str) -> kernels.TimedLinear:
+    outputs, inputs = LAYERS[name]
+    weights = random_weights(outputs, inputs)
+    copies = COLD_BYTES // len(weights) if rows == 1 else 1
+    return kernels.TimedLinear(
+        isa, threads, STORAGE_TYPE, weights, outputs, inputs, rows, copies, gated=name == "gate_up"
+    )
 
 
-def measure(isas: Sequence[str], threads: int, rounds: int) -> list[Measured]:
-    measured = []
-    with roofline_program() as program:
-        for number in range(rounds):
-            for isa, rows in itertools.product(isas, ROWS):
-                found = measure_peaks(program, [threads], PEAK_REPETITIONS)
-                peaks = {peak.name: peak.value for peak in found}
-                time = seconds(isa, threads, rows)
-                measured.append(
-                    Measured(
-                        isa,
-                        rows,
-                        number,
-                        gops=2 * rows * WEIGHTS / time / 1e9,
-                        gigabytes=WEIGHTS / BLOCK_COLUMNS * BLOCK_BYTES / time / 1e9,
-                        peak_gops=peaks[PEAKS[isa]],
-                        peak_gigabytes=peaks[BANDWIDTH],
-                    )
-                )
-    return measured
+def measure_round(machine: Roofline, isa: str, threads: int, rows: int, number: int) -> Measured:
+    name = BANDWIDTH if rows == 1 else PEAKS[isa]
+    per_weight = BLOCK_BYTES / BLOCK_COLUMNS if rows == 1 else 2 * rows
+    layers = [timed_layer(isa, threads, rows, layer) for layer in LAYERS]
+    work = [per_weight * outputs * inputs / 1e9 for outputs, inputs in LAYERS.values()]
+    done, peaks, shares = [], [], []
+    for _ in range(TURNS):
+        taken = at_peak = 0.0
+        for layer, amount in zip(layers, work, strict=True):
+            at_peak += amount / machine.measure(name, threads, PEAK_REPETITIONS).value
+            taken += layer.time(SLICE_SECONDS)
+        done.append(sum(work) / taken)
+        peaks.append(sum(work) / at_peak)
+        shares.append(at_peak / taken)
+    medians = map(statistics.median, (done, peaks, shares))
+    return Measured(isa, rows, number, *medians)
 
 
 def median_and_range(shares: Sequence[float]) -> str:
@@ -113,16 +99,16 @@ def median_and_range(shares: Sequence[float]) -> str:
 
 
 def table_of(measured: Sequence[Measured], title: str) -> Table:
-    table = Table("set", "rows", "Gop/s", "of the peak", "GB/s", "of the bandwidth", title=title)
+    table = Table("set", "rows", "done", "at the peak", "unit", "share (rounds)", title=title)
     for isa, rows in dict.fromkeys((item.isa, item.rows) for item in measured):
         items = [item for item in measured if (item.isa, item.rows) == (isa, rows)]
         table.add_row(
             isa,
             str(rows),
-            f"{statistics.median(item.gops for item in items):.0f}",
-            median_and_range([item.of_peak for item in items]),
-            f"{statistics.median(item.gigabytes for item in items):.1f}" if rows == 1 else "",
-            median_and_range([item.of_bandwidth for item in items]) if rows == 1 else "",
+            f"{statistics.median(item.done for item in items):.1f}",
+            f"{statistics.median(item.peak for item in items):.1f}",
+            "GB/s" if rows == 1 else "Gop/s",
+            median_and_range([item.share for item in items]),
         )
     return table
 
@@ -137,7 +123,13 @@ def main() -> None:
     if arguments.json is not None:
         require_writable("--json", arguments.json)
     isas = arguments.isa or [isa for isa in PEAKS if isa in kernels.instruction_sets()]
-    measured = measure(isas, arguments.threads, arguments.rounds)
+    with roofline() as machine:
+        measured = [
+            measure_round(machine, isa, arguments.threads, rows, number)
+            for number in range(arguments.rounds)
+            for isa in isas
+            for rows in ROWS
+        ]
     title = f"{Machine.this().cpu}, {arguments.threads} threads, {arguments.rounds} rounds"
     Console().print(table_of(measured, title))
     if arguments.json is not None:

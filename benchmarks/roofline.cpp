@@ -1,25 +1,28 @@
 // Measures what this machine can do at best: multiply-add peaks and read bandwidth.
 //
-// Called with a number of repetitions and numbers of threads; prints one JSON object a line: {"name",
-// "threads", "value", "unit"}. Each figure is the best of the repetitions, since a peak is a limit:
-// anything slower was disturbed. Operands are random, as multiplying zeros takes less power and lets the
-// clock go higher than any real work. Built by roofline.py with -march=native; a part that the
-// machine lacks is left out.
+// Prints a JSON array of the names of what it can measure here, then answers each line of the input,
+// "NAME THREADS REPETITIONS", with a JSON object {"name", "threads", "value", "unit"}. A figure is the best of the
+// repetitions, since a peak is a limit: anything slower was disturbed. Operands are random, as
+// multiplying zeros takes less power and lets the clock go higher than any real work. Built by
+// roofline.py with -march=native; a part that the machine lacks is left out.
 
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -36,25 +39,26 @@ struct Runs {
   int repetitions;
 };
 
-// Seconds of the fastest of the runs of work(thread).
+// Seconds of the fastest of the runs of work(thread), which begins on all threads at once.
 double best_seconds(const Runs& runs, const std::function<void(int)>& work) {
+  using Clock = std::chrono::steady_clock;
   double best = 1e30;
   for (int repetition = 0; repetition < runs.repetitions; ++repetition) {
-    const auto start = std::chrono::steady_clock::now();
+    std::barrier all_ready(runs.threads);
     std::vector<std::thread> pool;
-    for (int t = 1; t < runs.threads; ++t) pool.emplace_back(work, t);
+    for (int t = 1; t < runs.threads; ++t) {
+      pool.emplace_back([&, t] {
+        all_ready.arrive_and_wait();
+        work(t);
+      });
+    }
+    all_ready.arrive_and_wait();
+    const auto start = Clock::now();
     work(0);
     for (auto& thread : pool) thread.join();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    best = std::min(best, elapsed.count());
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
   }
   return best;
-}
-
-void report(const std::string& name, int threads, double value, const char* unit) {
-  std::printf("{\"name\": \"%s\", \"threads\": %d, \"value\": %.1f, \"unit\": \"%s\"}\n",
-              name.c_str(), threads, value, unit);
-  std::fflush(stdout);
 }
 
 // What is multiplied: fp32, or bf16 in pairs that read as fp32, of either sign and 0.5 to 2 in size; or bytes.
@@ -184,35 +188,48 @@ void amx_tiles(int) {
 }
 #endif
 
-void report_arithmetic(const Runs& runs) {
-  const int threads = runs.threads;
-  const double chains = double(kIterations) * kChains * threads;
+struct Peak {
+  std::string name;
+  const char* unit;
+  std::function<double(const Runs&)> measure;  // in 1e9 a second
+};
+
+// `amount`: what one thread does in a run of `work`.
+Peak peak_of(const char* name, const char* unit, double amount, void (*work)(int)) {
+  return {name, unit, [=](const Runs& runs) {
+            return amount * runs.threads / best_seconds(runs, work) / 1e9;
+          }};
+}
+
+std::vector<Peak> arithmetic_peaks() {
+  std::vector<Peak> peaks;
+  const double chains = double(kIterations) * kChains;
   (void)chains;
 #if defined(__FMA__)
-  report("fp32_fma", threads,
-         chains * 2 * sizeof(Float) / 4 / best_seconds(runs, fp32_fma) / 1e9, "GFLOP/s");
+  peaks.push_back(peak_of("fp32_fma", "GFLOP/s", chains * 2 * sizeof(Float) / 4, fp32_fma));
 #endif
 #if defined(__AVX512BF16__)
-  report("bf16_dot", threads, chains * 64 / best_seconds(runs, bf16_dot) / 1e9, "GFLOP/s");
+  peaks.push_back(peak_of("bf16_dot", "GFLOP/s", chains * 64, bf16_dot));
 #endif
 #if defined(__AVX512VNNI__)
-  report("int8_vnni", threads, chains * 128 / best_seconds(runs, int8_vnni) / 1e9, "GOP/s");
+  peaks.push_back(peak_of("int8_vnni", "GOP/s", chains * 128, int8_vnni));
 #endif
 #if defined(__AMX_INT8__)
-  if (!may_use_amx()) return;
-  const double tiles = double(kTileIterations) * 4 * threads;
-  report("bf16_amx", threads,
-         tiles * 2 * 16 * 16 * 32 / best_seconds(runs, amx_tiles<false>) / 1e9, "GFLOP/s");
-  report("int8_amx", threads,
-         tiles * 2 * 16 * 16 * 64 / best_seconds(runs, amx_tiles<true>) / 1e9, "GOP/s");
+  if (may_use_amx()) {
+    const double tiles = double(kTileIterations) * 4;
+    peaks.push_back(peak_of("bf16_amx", "GFLOP/s", tiles * 2 * 16 * 16 * 32, amx_tiles<false>));
+    peaks.push_back(peak_of("int8_amx", "GOP/s", tiles * 2 * 16 * 16 * 64, amx_tiles<true>));
+  }
 #endif
+  return peaks;
 }
 
 // Streams that a thread reads at once: the hardware fetches ahead in each, and not far enough in one.
 constexpr int kStreams = 8;
 
-// Reads `bytes` split evenly among the threads, 64-bit lanes summed so that each load is used.
-void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, const Runs& runs) {
+// Reads the first `bytes` of `data`, split evenly among the threads, 64-bit lanes summed so that each
+// load is used.
+double read_bandwidth(const uint8_t* data, size_t bytes, const Runs& runs) {
   using Lanes = uint64_t __attribute__((vector_size(64)));
   const size_t lines = bytes / runs.threads / kStreams / sizeof(Lanes);
   const size_t share = lines * kStreams * sizeof(Lanes);
@@ -224,25 +241,41 @@ void report_bandwidth(const char* name, const uint8_t* data, size_t bytes, const
     }
     asm volatile("" : : "m"(sums));
   };
-  report(name, runs.threads, double(share) * runs.threads / best_seconds(runs, read) / 1e9, "GB/s");
+  return double(share) * runs.threads / best_seconds(runs, read) / 1e9;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 0;
+int main() {
   constexpr size_t kSmall = size_t{100} << 20, kLarge = size_t{1} << 30;
   const std::unique_ptr<uint8_t, void (*)(void*)> buffer(
       static_cast<uint8_t*>(std::aligned_alloc(4096, kLarge)), std::free);
-  if (repetitions < 1 || !buffer) {
-    std::fprintf(stderr, "roofline: needs a number of repetitions and 1 GiB of memory\n");
+  if (!buffer) {
+    std::fprintf(stderr, "roofline: needs 1 GiB of memory\n");
     return 1;
   }
   std::memset(buffer.get(), 1, kLarge);
-  for (int i = 2; i < argc; ++i) {
-    const Runs runs{std::atoi(argv[i]), repetitions};
-    report_arithmetic(runs);
-    report_bandwidth("read_100_mib", buffer.get(), kSmall, runs);
-    report_bandwidth("read_1_gib", buffer.get(), kLarge, runs);
+  std::vector<Peak> peaks = arithmetic_peaks();
+  for (const auto& [name, bytes] : {std::pair{"read_100_mib", kSmall}, {"read_1_gib", kLarge}}) {
+    peaks.push_back({name, "GB/s", [&, bytes = bytes](const Runs& runs) {
+                       return read_bandwidth(buffer.get(), bytes, runs);
+                     }});
+  }
+  for (size_t i = 0; i < peaks.size(); ++i) {
+    std::printf("%s\"%s\"%s", i == 0 ? "[" : ", ", peaks[i].name.c_str(),
+                i + 1 == peaks.size() ? "]\n" : "");
+  }
+  std::fflush(stdout);
+  std::string name;
+  for (Runs runs{}; std::cin >> name >> runs.threads >> runs.repetitions;) {
+    const auto peak = std::find_if(peaks.begin(), peaks.end(),
+                                   [&](const Peak& one) { return one.name == name; });
+    if (peak == peaks.end() || runs.threads < 1 || runs.repetitions < 1) {
+      std::fprintf(stderr, "roofline: can't measure %s\n", name.c_str());
+      return 1;
+    }
+    std::printf("{\"name\": \"%s\", \"threads\": %d, \"value\": %.1f, \"unit\": \"%s\"}\n", name.c_str(),
+                runs.threads, peak->measure(runs), peak->unit);
+    std::fflush(stdout);
   }
 }

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,21 +38,35 @@ class Peak:
     unit: str
 
 
+class Roofline:
+    """The program that measures, at work."""
+
+    def __init__(self, program: subprocess.Popen[str]) -> None:
+        self._program = program
+        self.names: list[str] = json.loads(self._answer())
+
+    def measure(self, name: str, threads: int, repetitions: int = REPETITIONS) -> Peak:
+        assert self._program.stdin is not None
+        print(name, threads, repetitions, file=self._program.stdin, flush=True)
+        return Peak(**json.loads(self._answer()))
+
+    def _answer(self) -> str:
+        assert self._program.stdout is not None
+        if not (line := self._program.stdout.readline()):
+            raise RuntimeError(f"{SOURCE.name} ended with code {self._program.wait()}")
+        return line
+
+
 @contextmanager
-def program() -> Iterator[Path]:
-    """The program that measures, compiled for this CPU."""
+def roofline() -> Iterator[Roofline]:
+    """Compiles the program for this CPU and starts it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "roofline"
         compiler = os.environ.get("CXX", "g++")
         subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
-        yield path
-
-
-def measure(program: Path, counts: Sequence[int], repetitions: int = REPETITIONS) -> list[Peak]:
-    """Every peak with each of these numbers of threads."""
-    command = [str(program), str(repetitions), *map(str, counts)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return [Peak(**json.loads(line)) for line in done.stdout.splitlines()]
+        pipe = subprocess.PIPE
+        with subprocess.Popen([path], stdin=pipe, stdout=pipe, text=True) as program:
+            yield Roofline(program)
 
 
 def positive(text: str) -> int:
@@ -67,8 +81,9 @@ def main() -> None:
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with program() as path:
-        peaks = measure(path, sorted({1, arguments.threads}))
+    counts = sorted({1, arguments.threads})
+    with roofline() as machine:
+        peaks = [machine.measure(name, count) for count in counts for name in machine.names]
     table = Table("peak", "threads", "value", "unit", title=Machine.this().cpu)
     for peak in peaks:
         table.add_row(peak.name, str(peak.threads), f"{peak.value:.1f}", peak.unit)

@@ -2,9 +2,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -18,6 +15,7 @@
 #include "philox.h"
 #include "sampler.h"
 #include "thread_pool.h"
+#include "timed_linear.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -165,39 +163,6 @@ FloatResult linear(const std::string& isa, int num_threads, const std::string& s
   return to_result(std::move(y));
 }
 
-// The shortest time in seconds of a product of one layer with `rows` prepared rows, among those of half a
-// second. `copies` of the layer take turns: together larger than the caches, they come from memory.
-double time_linear(const std::string& isa, int num_threads, const std::string& storage_type,
-                   const Array<uint8_t>& weights, int64_t outputs, int64_t inputs, int64_t rows,
-                   int copies) {
-  using Clock = std::chrono::steady_clock;
-  Arena arena;
-  std::vector<Linear> layers;
-  for (int i = 0; i < copies; ++i) {
-    layers.emplace_back(WeightSource{storage_type, weights.data(), outputs, inputs},
-                        isa_from_name(isa.c_str()), arena);
-  }
-  std::vector<float> x(static_cast<std::size_t>(rows * inputs));
-  // Of all sizes and both signs: multiplying the same number again and again takes less power.
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i % 65536));
-  const int64_t stride = row_stride(outputs);
-  AlignedBuffer<float> y;
-  y.reserve(rows * stride);
-  const LinearInput input{x.data(), inputs, rows, Precision::kInt8};
-  AlignedBuffer<uint8_t> prepared;
-  prepared.reserve(layers[0].prepared_bytes(rows));
-  layers[0].prepare(input, 0, rows, prepared.data());
-  ThreadPool pool(num_threads);
-  double best = std::numeric_limits<double>::infinity();
-  const nb::gil_scoped_release release;
-  const auto end = Clock::now() + std::chrono::milliseconds(500);
-  for (auto now = Clock::now(); now < end; now = Clock::now()) {
-    for (const Linear& layer : layers) layer.multiply(pool, input, prepared.data(), y.data(), stride);
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - now).count() / copies);
-  }
-  return best;
-}
-
 // Chooses the token after one row of logits; results as those of Session.execute.
 nb::tuple sample(const std::string& isa, const Floats& logits, const SamplingSettings& settings,
                  const Ids& prompt, const Ids& outputs, int64_t position, int32_t num_top) {
@@ -246,8 +211,18 @@ void bind_kernels(nb::module_& module) {
              "window"_a, "soft_cap"_a);
   module.def("linear", &linear, "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a,
              "outputs"_a, "x"_a, "rows"_a, "wide"_a = false);
-  module.def("time_linear", &time_linear, "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a,
-             "outputs"_a, "inputs"_a, "rows"_a, "copies"_a);
+  nb::class_<TimedLinear>(module, "TimedLinear")
+      .def(
+          "__init__",
+          [](TimedLinear* self, const std::string& isa, int num_threads,
+             const std::string& storage_type, const Array<uint8_t>& weights, int64_t outputs,
+             int64_t inputs, int64_t rows, int copies, bool gated) {
+            const WeightSource source{storage_type, weights.data(), outputs, inputs, gated};
+            new (self) TimedLinear(isa_from_name(isa.c_str()), num_threads, source, rows, copies);
+          },
+          "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a, "outputs"_a, "inputs"_a, "rows"_a,
+          "copies"_a, "gated"_a)
+      .def("time", &TimedLinear::time, "duration"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def("sample", &sample, "isa"_a, "logits"_a, "settings"_a, "prompt"_a, "outputs"_a,
              "position"_a, "num_top"_a);
   module.def("count_tasks", &count_tasks);
