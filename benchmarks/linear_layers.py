@@ -35,9 +35,9 @@ STORAGE_TYPE = "Q4_1"
 BLOCK_BYTES, BLOCK_COLUMNS = 20, 32
 LAYERS = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
 ROWS = (1, 8, 32, 64, 128, 512)
-COLD_BYTES = 256 << 20  # of each layer, larger together than the caches
+COLD_BYTES = 256 << 20  # of each of the four layers
 PEAKS = {"amx": "bf16_amx", "avx512": "int8_vnni"}
-BANDWIDTH = "read_100_mib"
+BANDWIDTH = "read_1_gib"
 TURNS = 20
 SLICE_SECONDS = 0.01
 PEAK_REPETITIONS = 3  # a few milliseconds
@@ -123,6 +123,8 @@ def main() -> None:
     if arguments.json is not None:
         require_writable("--json", arguments.json)
     isas = arguments.isa or [isa for isa in PEAKS if isa in kernels.instruction_sets()]
+    if not isas:
+        parser.error(f"this processor has none of {', '.join(PEAKS)}")
     with roofline() as machine:
         measured = [
             measure_round(machine, isa, arguments.threads, rows, number)

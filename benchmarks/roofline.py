@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.bench.results.machine import Machine
+from shoal.bench.results.output_path import require_writable
 
 SOURCE = Path(__file__).with_name("roofline.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-pthread"]
@@ -81,6 +82,8 @@ def main() -> None:
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.json is not None:
+        require_writable("--json", arguments.json)
     counts = sorted({1, arguments.threads})
     with roofline() as machine:
         peaks = [machine.measure(name, count) for count in counts for name in machine.names]

@@ -163,6 +163,17 @@ FloatResult linear(const std::string& isa, int num_threads, const std::string& s
   return to_result(std::move(y));
 }
 
+// All rows of a layer's weights, as the embedding look-up gives them.
+FloatResult dequantize_rows(const std::string& isa, const std::string& storage_type,
+                            const Array<uint8_t>& weights, int64_t outputs, int64_t inputs) {
+  Arena arena;
+  const Linear layer({storage_type, weights.data(), outputs, inputs}, isa_from_name(isa.c_str()),
+                     arena);
+  std::vector<float> rows(static_cast<std::size_t>(outputs * inputs));
+  for (int64_t row = 0; row < outputs; ++row) layer.dequantize_row(row, &rows[row * inputs]);
+  return to_result(std::move(rows));
+}
+
 // Chooses the token after one row of logits; results as those of Session.execute.
 nb::tuple sample(const std::string& isa, const Floats& logits, const SamplingSettings& settings,
                  const Ids& prompt, const Ids& outputs, int64_t position, int32_t num_top) {
@@ -211,6 +222,8 @@ void bind_kernels(nb::module_& module) {
              "window"_a, "soft_cap"_a);
   module.def("linear", &linear, "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a,
              "outputs"_a, "x"_a, "rows"_a, "wide"_a = false);
+  module.def("dequantize_rows", &dequantize_rows, "isa"_a, "storage_type"_a, "weights"_a,
+             "outputs"_a, "inputs"_a);
   nb::class_<TimedLinear>(module, "TimedLinear")
       .def(
           "__init__",

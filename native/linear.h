@@ -73,8 +73,9 @@ class Linear {
   void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       const Linear& next, uint8_t* next_prepared) const;
 
-  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants and the mins of
-  // quants of four bits are rounded to half precision; all else is exact.
+  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants and all mins are
+  // rounded to half precision, with an exponent range that starts at the matrix's largest weight; all else
+  // is exact.
   void dequantize_row(int64_t row, float* out) const;
 
   // Bytes that one forward pass reads.

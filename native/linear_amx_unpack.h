@@ -5,6 +5,7 @@
 #pragma once
 
 #include "linear_kernels.h"
+#include "tile_table.h"
 
 #if defined(__AMX_BF16__)
 
@@ -27,7 +28,8 @@ SHOAL_INLINE __m512h twice_from(__m512i halves, int first) {
 }
 
 // Quants of four bits less 8, in half precision, from bits 8 to 11 of each lane: the high bytes are looked up,
-// the low ones are zero.
+// the low ones are zero. The table is there four times, as a permutation looks at six bits.
+static_assert(kQuantOfMin == 8);
 SHOAL_INLINE __m512h nibbles_less_8(__m512i lanes) {
   const __m512i high_bytes = _mm512_set4_epi32(0x47464544, 0x42403c00, 0xbcc0c2c4, 0xc5c6c7c8);
   return _mm512_castsi512_ph(
@@ -35,15 +37,17 @@ SHOAL_INLINE __m512h nibbles_less_8(__m512i lanes) {
 }
 
 template <typename F>
-inline constexpr int64_t kPackedTileBytes =
-    (F::kBits == 4 ? 256 : 512) + 2 * kTile * (F::kHalves + (F::kHasMin ? 1 : 0));
+inline constexpr int kNumHalves = F::kHalves + (F::kHasMin ? 1 : 0);
+template <typename F>
+inline constexpr int64_t kPackedTileBytes = packed_tile_bytes(F::kBits, kNumHalves<F>);
 
 // Unpacks one tile of one group: 16 rows of 64 bytes.
 template <typename F>
 SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   static_assert(F::kHalves == 1 || !F::kHasMin);
-  const bool two = F::kHalves == 2 || F::kHasMin;  // 32 halves, else 16
-  const uint8_t* quants = packed + (two ? 64 : 32);
+  static_assert(F::kBits == 8 || F::kHasMin || F::kZero == kQuantOfMin);
+  constexpr bool two = kNumHalves<F> == 2;
+  const uint8_t* quants = packed + packed_tile_bytes(0, kNumHalves<F>);
   const __m512i halves =
       two ? _mm512_loadu_si512(packed)
           : _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed)));
@@ -56,7 +60,8 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   };
   if constexpr (F::kBits == 4) {
     for (int t = 0; t < 4; ++t) {
-      // Low bytes as high ones: a load from one byte before instead of a shift.
+      // Low bytes as high ones: a load from one byte before instead of a shift. The byte that it takes in
+      // from outside is a low one.
       const __m512i lower = _mm512_loadu_si512(quants + t * 64 - 1);
       finish(nibbles_less_8(lower), 4 * t);
       finish(nibbles_less_8(_mm512_srli_epi16(lower, 4)), 4 * t + 1);

@@ -46,12 +46,13 @@ int zero_point(Format format) {
   constexpr std::array<int, kNumQuantizedFormats> kZero = {0, 8, 128, 0, 0, 32};
   return kZero[static_cast<std::size_t>(format)];
 }
-int64_t quant_bytes(Format format) { return has_nibbles(format) ? 256 : 512; }
-int64_t scale_bytes(Format format) {
-  return 2 * kTile * (halves(format) + (has_min(format) ? 1 : 0));
-}
+// Scales and mins of a group of one output.
+int num_halves(Format format) { return halves(format) + (has_min(format) ? 1 : 0); }
+int64_t scale_bytes(Format format) { return packed_tile_bytes(0, num_halves(format)); }
 // The quant that a packed min is the weight of.
-float quant_of_min(Format format) { return has_nibbles(format) ? 8.0f : 0.0f; }
+float quant_of_min(Format format) {
+  return has_nibbles(format) ? static_cast<float>(kQuantOfMin) : 0.0f;
+}
 
 // Where column k of an output lies in a tile: row k / 2, and the place of its 16 bits in that row.
 int64_t lane(int64_t output, int k) { return 2 * output + k % 2; }
@@ -132,7 +133,7 @@ TileLinear::TileLinear(Format format, const WeightSource& source, const TileKern
   matrix_.outputs = source.outputs;
   matrix_.inputs = source.inputs;
   matrix_.pairs = round_up(source.outputs, 2 * kTile) / (2 * kTile);
-  matrix_.tile_bytes = scale_bytes(format) + quant_bytes(format);
+  matrix_.tile_bytes = packed_tile_bytes(has_nibbles(format) ? 4 : 8, num_halves(format));
   data_ = arena.allocate(packed_bytes());
   matrix_.data = data_;
   // The scales wait for the shift, which the largest of them decides.

@@ -14,12 +14,20 @@ namespace shoal {
 // A tile has 16 rows, row p being columns 2p and 2p + 1 of each output: 32 quants side by side.
 //   8 bits: quants [16][32] of int8, less the zero point;
 //   4 bits: quants [4][32] of 16 bits, of which line t holds row 4t + n in its bits 4n to 4n + 3.
+// Scales lie before quants so that these can be read from one byte before as well.
 // Two scales are for columns 0 to 15 and 16 to 31 of a group. Scales and mins are the file's times 2^shift,
-// which keeps all weights in the range of half precision. A min belongs to a quant of 8 where quants have 4
-// bits, and to 0 where they have 8.
+// which keeps all weights in the range of half precision. A min is the weight of quant 8 where quants have 4
+// bits, of 0 where they have 8.
 //
 // Of a gated matrix the first half of the outputs are gates, the second half what they gate: the tiles of
 // a pair hold 16 of each.
+inline constexpr int kQuantOfMin = 8;  // of quants of 4 bits
+
+// A packed tile with this many halves, scales and mins, for each output.
+SHOAL_ALWAYS_INLINE constexpr int64_t packed_tile_bytes(int bits, int halves) {
+  return kTile * (kGroup * bits / 8 + 2 * halves);
+}
+
 struct TileMatrix {
   Format format;
   int64_t outputs;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "aligned_buffer.h"
@@ -23,6 +24,7 @@ class TimedLinear {
         pool_(num_threads) {
     source.gated = source.gated &&
                    can_multiply_gated(source.type, source.outputs, source.type, isa);
+    if (rows < 1 || copies < 1) throw std::invalid_argument("needs at least one row and copy");
     for (int i = 0; i < copies; ++i) layers_.emplace_back(source, isa, arena_);
     // Of all sizes and both signs: multiplying the same number again and again takes less power.
     for (std::size_t i = 0; i < x_.size(); ++i) x_[i] = std::sin(static_cast<float>(i % 65536));
@@ -38,13 +40,13 @@ class TimedLinear {
     }
   }
 
-  // Seconds of a product, the mean over those of about `duration` seconds.
+  // Seconds of a product, the mean over those of about `duration` seconds, at least one.
   double time(double duration) {
     using Seconds = std::chrono::duration<double>;
     const auto start = std::chrono::steady_clock::now();
     double elapsed = 0.0;
     int64_t count = 0;
-    for (; elapsed < duration; ++count) {
+    do {
       const Linear& layer = layers_[turn_];
       turn_ = (turn_ + 1) % layers_.size();
       if (next_) {
@@ -53,7 +55,8 @@ class TimedLinear {
         layer.multiply(pool_, input_, prepared_.data(), y_.data(), stride_);
       }
       elapsed = Seconds(std::chrono::steady_clock::now() - start).count();
-    }
+      ++count;
+    } while (elapsed < duration);
     return elapsed / static_cast<double>(count);
   }
 

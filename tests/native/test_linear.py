@@ -128,6 +128,18 @@ def test_amx_takes_weights_and_activations_of_any_size() -> None:
         assert relative_error(multiply(scaled, x, isa="amx"), scaled, x) < 5e-3
 
 
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_look_up_gives_the_rows_of_the_file(isa: str, kind: WeightType) -> None:
+    weight = random_weight(kind)
+    got = kernels.dequantize_rows(isa, kind.value, weight.data, OUTPUTS, INPUTS)
+    want = dequantize(weight)
+    # On AMX, mins and the scales of K-quants are rounded to half precision.
+    is_rounded = isa == "amx" and (kind.value == "Q4_1" or kind.value.endswith("_K"))
+    limit = np.abs(want).max() * (2**-10 if is_rounded else 2**-23)
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=0, atol=limit)
+
+
 @pytest.mark.parametrize("kind", DENSE)
 def test_dense_weights_are_multiplied_in_fp32(kind: WeightType) -> None:
     weight, x = random_weight(kind), random_rows(9)
