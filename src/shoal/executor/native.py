@@ -5,9 +5,11 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
+from typing import cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +23,6 @@ from shoal.scheduler.interface import SampledToken, ScheduledRequest, ScheduledS
 MIN_BLOCKS = 2
 _NO_SLOT = -1
 _NO_LOGPROBS = -1
-_NO_ROWS: tuple[tuple[()], ...] = ((),) * 5  # its columns
 _ROW_ERRORS = {
     1: "the model's logits are not finite",
     2: "logit_bias and the tokens banned until min_tokens leave no token to choose",
@@ -58,19 +59,66 @@ def _starts(lengths: Iterable[int]) -> array[int]:
     return array("i", list(accumulate(lengths, initial=0)))  # a list is read faster
 
 
-_WantedRow = tuple[Request, int, int, int, int]
-"""A row that needs logits: whose it is, then its values in the arrays of LogitsInput in
-native/runtime.h, which are rows, slots, targets and num_top."""
+class _SamplingState(msgspec.Struct, frozen=True, gc=False):
+    """What the executor keeps of a request: its state in the runtime, and the logprobs it wants."""
+
+    slot: int
+    num_top: int  # _NO_LOGPROBS, or how many alternatives of each new token
+    num_prompt_top: int  # the same for the tokens of its prompt
 
 
-def _rows_to_score(scheduled: ScheduledRequest, first_row: int, num_top: int) -> list[_WantedRow]:
-    """Each row scores the prompt token that follows it, if there is one."""
-    start = scheduled.num_computed_tokens + 1
-    targets = scheduled.request.prompt_token_ids[start : start + len(scheduled.token_ids)]
-    return [
-        (scheduled.request, row, _NO_SLOT, target, num_top)
-        for row, target in enumerate(targets, first_row)
-    ]
+@dataclass(slots=True)
+class _WantedRows:
+    """The rows of a step that need logits; the lists are the arrays of LogitsInput in
+    native/runtime.h, but for the requests that the rows belong to."""
+
+    request_ids: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    num_top: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        requests: list[ScheduledRequest],
+        states: list[_SamplingState],
+        query_start_loc: array[int],
+    ) -> _WantedRows:
+        scores_prompts = any(state.num_prompt_top != _NO_LOGPROBS for state in states)
+        if not scores_prompts and all(scheduled.sample for scheduled in requests):
+            # Nearly always: each request wants its last row.
+            return cls(
+                [scheduled.request.request_id for scheduled in requests],
+                [end - 1 for end in query_start_loc[1:]],
+                [state.slot for state in states],
+                [0] * len(states),
+                [state.num_top for state in states],
+            )
+        wanted = cls()
+        for i, (scheduled, state) in enumerate(zip(requests, states, strict=True)):
+            if state.num_prompt_top != _NO_LOGPROBS:
+                wanted._add_scored(scheduled, query_start_loc[i], state.num_prompt_top)
+            if scheduled.sample:
+                last_row = query_start_loc[i + 1] - 1
+                wanted._add(scheduled, last_row, state.slot, 0, state.num_top)
+        return wanted
+
+    def _add_scored(self, scheduled: ScheduledRequest, first_row: int, num_top: int) -> None:
+        """Each row scores the prompt token that follows it, if there is one."""
+        start = scheduled.num_computed_tokens + 1
+        targets = scheduled.request.prompt_token_ids[start : start + len(scheduled.token_ids)]
+        for row, target in enumerate(targets, first_row):
+            self._add(scheduled, row, _NO_SLOT, target, num_top)
+
+    def _add(
+        self, scheduled: ScheduledRequest, row: int, slot: int, target: int, num_top: int
+    ) -> None:
+        self.request_ids.append(scheduled.request.request_id)
+        self.rows.append(row)
+        self.slots.append(slot)
+        self.targets.append(target)
+        self.num_top.append(num_top)
 
 
 class NativeExecutor:
@@ -108,7 +156,7 @@ class NativeExecutor:
         kv_cache = _allocate(self.num_blocks * self.block_bytes)
         self._session.start(kv_cache, num_valid_tokens, self.num_threads)
         self._num_valid_tokens = num_valid_tokens
-        self._slots: dict[str, int] = {}  # request id: its sampling state in the runtime
+        self._states: dict[str, _SamplingState] = {}  # by request id
         self._free_slots: list[int] = []
 
     def execute(self, step: ScheduledStep) -> StepResult:
@@ -123,29 +171,26 @@ class NativeExecutor:
         """
         result = StepResult()
         self._drop(step.finished_request_ids)
-        requests = self._with_slots(step.requests, result)
+        requests, states = self._with_states(step.requests, result)
         if not requests:
             return result
         tokens = _Tokens.of(requests)
-        wanted = self._wanted_rows(requests, tokens.query_start_loc)
-        owners, rows, slots, targets, num_top = zip(*wanted, strict=True) if wanted else _NO_ROWS
+        wanted = _WantedRows.of(requests, states, tokens.query_start_loc)
         status, token_ids, logprobs, top_ids, top_logprobs = self._session.execute(
             tokens.token_ids,
             tokens.query_start_loc,
             tokens.num_computed_tokens,
             tokens.block_tables,
             tokens.block_table_start,
-            array("i", rows),
-            array("i", slots),
-            array("i", targets),
-            array("i", num_top),
+            array("i", wanted.rows),
+            array("i", wanted.slots),
+            array("i", wanted.targets),
+            array("i", wanted.num_top),
         )
         entries: Iterable[TokenLogprob | None] = repeat(None)
-        if max(num_top, default=_NO_LOGPROBS) != _NO_LOGPROBS:
-            entries = _entries(token_ids, logprobs, top_ids, top_logprobs, num_top)
-        _collect(
-            zip(owners, slots, status.tolist(), token_ids.tolist(), entries, strict=False), result
-        )
+        if max(wanted.num_top, default=_NO_LOGPROBS) != _NO_LOGPROBS:
+            entries = _entries(token_ids, logprobs, top_ids, top_logprobs, wanted.num_top)
+        _collect(wanted, status.tolist(), token_ids.tolist(), entries, result)
         return result
 
     def logits(
@@ -179,38 +224,25 @@ class NativeExecutor:
     def close(self) -> None:
         """Stop the threads and release the memory. Any later step raises RuntimeError."""
         self._session.close()
-        self._slots.clear()
+        self._states.clear()
 
-    def _wanted_rows(
-        self, requests: list[ScheduledRequest], query_start_loc: array[int]
-    ) -> list[_WantedRow]:
-        wanted: list[_WantedRow] = []
-        for i, scheduled in enumerate(requests):
-            request = scheduled.request
-            params = request.sampling_params
-            if params.prompt_logprobs is not None:
-                wanted += _rows_to_score(scheduled, query_start_loc[i], params.prompt_logprobs)
-            if scheduled.sample:
-                slot = self._slots[request.request_id]
-                num_top = _NO_LOGPROBS if params.logprobs is None else params.logprobs
-                wanted.append((request, query_start_loc[i + 1] - 1, slot, 0, num_top))
-        return wanted
-
-    def _with_slots(
+    def _with_states(
         self, requests: list[ScheduledRequest], result: StepResult
-    ) -> list[ScheduledRequest]:
-        """The requests that can be sampled, those that are new too."""
-        slots = self._slots
-        for scheduled in requests:
-            if scheduled.request.request_id not in slots:
-                self._register(scheduled.request, result)
-        if not result.errors:
-            return requests
-        return [scheduled for scheduled in requests if scheduled.request.request_id in slots]
+    ) -> tuple[list[ScheduledRequest], list[_SamplingState]]:
+        """The requests that can be sampled, those that are new too, and their states."""
+        known = self._states
+        states = [known.get(scheduled.request.request_id) for scheduled in requests]
+        if None in states:
+            for scheduled in requests:
+                if scheduled.request.request_id not in known:
+                    self._register(scheduled.request, result)
+            requests = [one for one in requests if one.request.request_id in known]
+            states = [known.get(scheduled.request.request_id) for scheduled in requests]
+        return requests, cast("list[_SamplingState]", states)
 
     def _register(self, request: Request, result: StepResult) -> None:
         """Makes the sampling state of a request that is new, unless its parameters are bad."""
-        slot = self._free_slots.pop() if self._free_slots else len(self._slots)
+        slot = self._free_slots.pop() if self._free_slots else len(self._states)
         try:
             self._session.set_slot(
                 slot,
@@ -222,7 +254,12 @@ class NativeExecutor:
             self._free_slots.append(slot)
             result.errors[request.request_id] = str(error)
             return
-        self._slots[request.request_id] = slot
+        params = request.sampling_params
+        self._states[request.request_id] = _SamplingState(
+            slot,
+            _NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            _NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs,
+        )
 
     def _settings(self, request: Request) -> _native.SamplingSettings:
         params = request.sampling_params
@@ -249,10 +286,10 @@ class NativeExecutor:
 
     def _drop(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            slot = self._slots.pop(request_id, None)
-            if slot is not None:
-                self._session.clear_slot(slot)
-                self._free_slots.append(slot)
+            state = self._states.pop(request_id, None)
+            if state is not None:
+                self._session.clear_slot(state.slot)
+                self._free_slots.append(state.slot)
 
 
 def _allocate(num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -292,20 +329,25 @@ def _entries(
 
 
 def _collect(
-    rows: Iterable[tuple[Request, int, int, int, TokenLogprob | None]], result: StepResult
+    wanted: _WantedRows,
+    status: list[int],
+    token_ids: list[int],
+    entries: Iterable[TokenLogprob | None],
+    result: StepResult,
 ) -> None:
-    """Sorts the rows' outcomes by request; a row that failed fails its request.
-
-    A row is its request and slot, then the status, the token and its log-probability.
-    """
-    sampled = result.sampled
-    for request, slot, status, token_id, entry in rows:
-        if status != 0:
-            result.errors[request.request_id] = _ROW_ERRORS[status]
+    """Sorts the rows' outcomes by request; a row that failed fails its request."""
+    if not any(status) and _NO_SLOT not in wanted.slots:
+        sampled = map(SampledToken, token_ids, entries)
+        result.sampled = dict(zip(wanted.request_ids, sampled, strict=True))
+        return
+    rows = zip(wanted.request_ids, wanted.slots, status, token_ids, entries, strict=False)
+    for request_id, slot, row_status, token_id, entry in rows:
+        if row_status != 0:
+            result.errors[request_id] = _ROW_ERRORS[row_status]
         elif slot != _NO_SLOT:
-            sampled[request.request_id] = SampledToken(token_id, entry)
+            result.sampled[request_id] = SampledToken(token_id, entry)
         elif entry is not None:
-            result.prompt_logprobs.setdefault(request.request_id, []).append(entry)
+            result.prompt_logprobs.setdefault(request_id, []).append(entry)
     for request_id in result.errors:
-        sampled.pop(request_id, None)
+        result.sampled.pop(request_id, None)
         result.prompt_logprobs.pop(request_id, None)
