@@ -119,8 +119,8 @@ class EngineConfig:
     """Compute threads; what affinity and cgroup quota allow when not set."""
 
     instruction_set: InstructionSet | None = None
-    """What the kernels use; the best that the processor has when not set. avx512 decodes one to
-    four requests at a time faster than amx, which is faster at prompts and with more requests."""
+    """What the kernels use; the best that the processor has when not set. avx512 decodes one
+    request at a time faster than amx, which is faster at prompts and with more requests."""
 
     seed: int | None = None
     """Makes the seeds drawn for requests without one repeatable."""
