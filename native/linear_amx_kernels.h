@@ -1,9 +1,10 @@
 // Matrix products on AMX bf16 tiles.
 //
-// Canonical arithmetic of one output: the weight d (q - zero) + m is computed in half precision, rounded to
-// nearest even, and cut to bf16; the activation is rounded to bf16; the tile unit adds the products of 32
-// columns at a time to an fp32 sum, groups ascending. Inside a group it keeps two sums, of the even
-// and of the odd columns. So a row's result is the same however many rows or tiles go together.
+// Canonical arithmetic of one output: the weight, d (q - 8) + m where quants have four bits and else
+// d (q - zero) + m, is computed in half precision, rounded to nearest even, and cut to bf16; the activation is
+// rounded to bf16; the tile unit adds the products of 32 columns at a time to an fp32 sum, groups
+// ascending. Inside a group it keeps two sums, of the even and of the odd columns. So a row's result
+// is the same however many rows or tiles go together.
 #pragma once
 
 #include "linear_amx_stores.h"
