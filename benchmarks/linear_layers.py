@@ -40,7 +40,7 @@ PEAKS = {"amx": "bf16_amx", "avx512": "int8_vnni"}
 BANDWIDTH = "read_1_gib"
 TURNS = 20
 SLICE_SECONDS = 0.01
-PEAK_REPETITIONS = 3  # a few milliseconds
+PEAK_REPETITIONS = 3  # a few milliseconds; of the bandwidth a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,18 +47,14 @@ SHOAL_INLINE void order_stores(uint8_t* tile) {
   asm volatile("" : "+m"(*reinterpret_cast<uint8_t (*)[kTileBytes]>(tile)));
 }
 
-SHOAL_INLINE void order_stores_of_pair(uint8_t* w) {
-  order_stores(w);
-  order_stores(w + kTileBytes);
-}
-
 // Adds the products of group `g` to the sums of one or two row tiles. `w`: a pair of unpacked tiles.
 // unpack(c), for c of 0 and 1, may unpack a tile of another group, to the place of tile `c` if it likes: the
 // tile unit and the vector units work at the same time only where their instructions lie close together.
 template <bool kTwo, typename Unpack>
 SHOAL_INLINE void multiply_group(const RowTiles& rows, int64_t g, bool streams, uint8_t* w,
                                  Unpack&& unpack) {
-  order_stores_of_pair(w);
+  order_stores(w);
+  order_stores(w + kTileBytes);
   _tile_loadd(6, w, 64);
   order_stores(w);
   SHOAL_LOAD_ROW_TILE(streams, 4, rows.x0 + g * 64, rows.stride);

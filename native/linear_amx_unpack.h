@@ -77,8 +77,8 @@ SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   }
 }
 
-// Bytes of packed weights that are fetched ahead, first into the second-level cache, then into the first,
-// which they leave first again: it is for activations.
+// Bytes of packed weights that are fetched ahead, first into the second-level cache, then into the first as
+// what is used once: it is for activations.
 inline constexpr int64_t kFetchFar = 8192;
 inline constexpr int64_t kFetchNear = 1024;
 
