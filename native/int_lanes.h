@@ -15,14 +15,12 @@ using Bytes = __m512i;
 struct Int {
   __m512i v;
   static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
-  static SHOAL_INLINE Int load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-  SHOAL_INLINE Int times_16() const { return {_mm512_slli_epi32(v, 4)}; }
+  SHOAL_INLINE Int shifted(int32_t n) const { return {_mm512_sllv_epi32(v, _mm512_set1_epi32(n))}; }
   SHOAL_INLINE Vec to_float() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 SHOAL_INLINE Int operator+(Int a, int32_t b) {
   return {_mm512_add_epi32(a.v, _mm512_set1_epi32(b))};
 }
-SHOAL_INLINE Int operator+(Int a, Int b) { return {_mm512_add_epi32(a.v, b.v)}; }
 SHOAL_INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SHOAL_INLINE void store_bytes(uint8_t* p, Bytes b) { _mm512_storeu_si512(p, b); }
 SHOAL_INLINE Bytes low_nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(0x0f)); }
@@ -34,6 +32,12 @@ SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
   __builtin_memcpy(&quad, x, sizeof quad);
   return {_mm512_dpbusd_epi32(acc.v, w, _mm512_set1_epi32(quad))};
 }
+// acc[i] += w[2i] * x[0] + w[2i + 1] * x[1], of int16.
+SHOAL_INLINE Int dot2(Int acc, Bytes w, const int16_t* x) {
+  int32_t pair;
+  __builtin_memcpy(&pair, x, sizeof pair);
+  return {_mm512_dpwssd_epi32(acc.v, w, _mm512_set1_epi32(pair))};
+}
 
 #elif defined(__AVX2__)
 
@@ -43,7 +47,10 @@ struct Bytes {
 struct Int {
   __m256i lo, hi;
   static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-  SHOAL_INLINE Int times_16() const { return {_mm256_slli_epi32(lo, 4), _mm256_slli_epi32(hi, 4)}; }
+  SHOAL_INLINE Int shifted(int32_t n) const {
+    const __m256i count = _mm256_set1_epi32(n);
+    return {_mm256_sllv_epi32(lo, count), _mm256_sllv_epi32(hi, count)};
+  }
   SHOAL_INLINE Vec to_float() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
 };
 SHOAL_INLINE Int operator+(Int a, int32_t b) {
@@ -84,6 +91,13 @@ SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
   const __m256i xs = _mm256_set1_epi32(quad);
   return {dot4_half<kBits>(acc.lo, w.lo, xs), dot4_half<kBits>(acc.hi, w.hi, xs)};
 }
+SHOAL_INLINE Int dot2(Int acc, Bytes w, const int16_t* x) {
+  int32_t pair;
+  __builtin_memcpy(&pair, x, sizeof pair);
+  const __m256i xs = _mm256_set1_epi32(pair);
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(w.lo, xs)),
+          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(w.hi, xs))};
+}
 
 #else
 
@@ -97,9 +111,9 @@ struct Int {
     for (int32_t& lane : r.lane) lane = x;
     return r;
   }
-  SHOAL_INLINE Int times_16() const {
+  SHOAL_INLINE Int shifted(int32_t n) const {
     Int r = *this;
-    for (int32_t& x : r.lane) x *= 16;
+    for (int32_t& x : r.lane) x <<= n;
     return r;
   }
   SHOAL_INLINE Vec to_float() const {
@@ -129,6 +143,12 @@ SHOAL_INLINE Int dot4(Int acc, const Bytes& w, const int8_t* x) {
   for (int i = 0; i < kLanes; ++i) {
     for (int j = 0; j < 4; ++j) acc.lane[i] += w.b[4 * i + j] * x[j];
   }
+  return acc;
+}
+SHOAL_INLINE Int dot2(Int acc, const Bytes& w, const int16_t* x) {
+  int16_t pairs[2 * kLanes];
+  __builtin_memcpy(pairs, w.b, sizeof pairs);
+  for (int i = 0; i < kLanes; ++i) acc.lane[i] += pairs[2 * i] * x[0] + pairs[2 * i + 1] * x[1];
   return acc;
 }
 

@@ -45,7 +45,6 @@ inline constexpr int64_t kPackedTileBytes = packed_tile_bytes(F::kBits, kNumHalv
 template <typename F>
 SHOAL_INLINE void unpack_tile(const uint8_t* packed, uint8_t* out) {
   static_assert(F::kHalves == 1 || !F::kHasMin);
-  static_assert(F::kBits == 8 || F::kHasMin || F::kZero == kQuantOfMin);
   constexpr bool two = kNumHalves<F> == 2;
   const uint8_t* quants = packed + packed_tile_bytes(0, kNumHalves<F>);
   const __m512i halves =

@@ -1,41 +1,45 @@
 // Matrix products over packed weights, written once on Vec; compiled for each instruction set.
 //
-// Canonical arithmetic of one output, whatever the kernel: for each group g of 32 columns ascending,
-//   acc = fma(float(sum_k (q_w - zero) q_x), d_w * s_x, acc)   (per half group for Q6_K)
-//   acc = fma(m_w, s_x * sum_k q_x, acc)                       (formats with a min)
-// with the integer sums exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
+// Canonical arithmetic of one output, whatever the kernel: for each 32 groups of formats with a min, ascending,
+//   acc = fma(float(sum_g min_w sum_x), min_unit_w * sum_unit_x, acc)
+// then for each group of 32 columns
+//   acc = fma(float(sum_k (q_w - zero) q_x << shift_x), d_w, acc)   (per half group for Q6_K)
+// and y = acc * unit_x, the integer sums being exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
+
+#include <limits>
 
 #include "int_lanes.h"
 #include "linear_table.h"
+#include "quantize_kernels.h"
 #include "vec.h"
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-// Traits of a quantised format: w = d * (q - kZero) + m.
-template <int bits, int zero, bool has_min, bool half_scales, int halves>
+// Traits of a quantised format; see linear_table.h.
+template <int bits, bool has_min, bool half_scales, int halves>
 struct Quantized {
   static constexpr int kBits = bits;
-  static constexpr int kZero = zero;
   static constexpr bool kHasMin = has_min;
   static constexpr bool kHalfScales = half_scales;
   static constexpr int kHalves = halves;  // scales per group
 };
-using Q4_1 = Quantized<4, 0, true, true, 1>;
-using Q4_0 = Quantized<4, 8, false, true, 1>;
-using Q8_0 = Quantized<8, 128, false, true, 1>;
-using Q4_K = Quantized<4, 0, true, false, 1>;
-using Q5_K = Quantized<8, 0, true, false, 1>;
-using Q6_K = Quantized<8, 32, false, false, 2>;
+using Q4_1 = Quantized<4, true, true, 1>;
+using Q4_0 = Quantized<4, false, true, 1>;
+using Q8_0 = Quantized<8, false, true, 1>;
+using Q4_K = Quantized<4, true, false, 1>;
+using Q5_K = Quantized<8, true, false, 1>;
+using Q6_K = Quantized<8, false, false, 2>;
 
-// Rows that share the loads of a tile pair; as many as the registers hold.
+// Rows that share the loads of a tile pair, as many as the registers hold; and the most rows whose blocks
+// read the tiles as they are packed each, as unpacking costs a large block little.
 #if defined(__AVX512F__)
 inline constexpr int kRowBlock = 6;
+inline constexpr int64_t kPackedRows = std::numeric_limits<int64_t>::max();
 #else
 inline constexpr int kRowBlock = 2;
+inline constexpr int64_t kPackedRows = 12;
 #endif
-// Up to these rows each block of them reads the tiles as they are packed.
-inline constexpr int64_t kPackedRows = 6 * kRowBlock;
 
 template <bool kHalf>
 SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
@@ -43,16 +47,28 @@ SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
   return Vec::load(reinterpret_cast<const float*>(base) + index * kTile);
 }
 
+// The mins of a tile.
+struct TileMins {
+  const uint8_t* mins;
+  const float* units;
+
+  TileMins(const PackedMatrix& w, int64_t tile)
+      : mins(w.tile(tile) + w.min_offset),
+        units(reinterpret_cast<const float*>(w.tile(tile) + w.min_unit_offset)) {}
+  SHOAL_INLINE Bytes of_pair(int64_t pair) const { return load_bytes(mins + pair * 64); }
+  SHOAL_INLINE Vec unit() const { return Vec::load(units); }
+};
+
 // A tile read as it is packed: for few rows.
 template <typename F>
 struct PackedTile {
   static constexpr bool kIsPacked = true;
   const uint8_t* quants;
   const uint8_t* scales;
-  const uint8_t* mins;
+  TileMins mins;
 
   SHOAL_INLINE PackedTile(const PackedMatrix& w, int64_t tile)
-      : quants(w.tile(tile)), scales(quants + w.scale_offset), mins(quants + w.min_offset) {}
+      : quants(w.tile(tile)), scales(quants + w.scale_offset), mins(w, tile) {}
   SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
     if constexpr (F::kBits == 4) {
       const Bytes both = load_bytes(quants + (4 * g + j) * 64);
@@ -66,7 +82,6 @@ struct PackedTile {
   SHOAL_INLINE Vec scale(int64_t g, int half) const {
     return load_scale<F::kHalfScales>(scales, g * F::kHalves + half);
   }
-  SHOAL_INLINE Vec min(int64_t g) const { return load_scale<F::kHalfScales>(mins, g); }
 };
 
 // A tile unpacked to bytes and fp32 scales in the caches: for many rows.
@@ -75,15 +90,14 @@ struct UnpackedTile {
   static constexpr bool kIsPacked = false;
   const uint8_t* quants;  // [groups][8][16][4]
   float* scales;          // [groups][kHalves][16]
-  float* mins;            // [groups][16]
+  TileMins mins;
 
-  // Unpacks into `scratch` (a third of gemm_scratch_bytes); quants of 8 bits stay where they are.
-  UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch) {
+  // Unpacks into `scratch`, unpacked_tile_bytes; quants of 8 bits stay where they are.
+  UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch) : mins(w, tile) {
     const PackedTile<F> packed(w, tile);
     const int64_t groups = w.groups();
     quants = F::kBits == 4 ? scratch : packed.quants;
     scales = reinterpret_cast<float*>(scratch + w.inputs * kTile);
-    mins = scales + groups * F::kHalves * kTile;
     for (int64_t g = 0; g < groups; ++g) {
       if constexpr (F::kBits == 4) {
         for (int j = 0; j < 4; ++j) {
@@ -96,7 +110,6 @@ struct UnpackedTile {
       for (int half = 0; half < F::kHalves; ++half) {
         packed.scale(g, half).store(scales + (g * F::kHalves + half) * kTile);
       }
-      if constexpr (F::kHasMin) packed.min(g).store(mins + g * kTile);
     }
   }
   SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
@@ -106,7 +119,6 @@ struct UnpackedTile {
   SHOAL_INLINE Vec scale(int64_t g, int half) const {
     return Vec::load(scales + (g * F::kHalves + half) * kTile);
   }
-  SHOAL_INLINE Vec min(int64_t g) const { return Vec::load(mins + g * kTile); }
 };
 
 SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
@@ -119,28 +131,44 @@ SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
   for (int64_t i = 0; i < columns; ++i) y[i] = lanes[i];
 }
 
-// What to add to the sum over a (half) group for the zero point of the weights.
-template <typename F>
-SHOAL_INLINE int32_t zero_correction(const GroupFactors& factors, int64_t lane, int half) {
-  if constexpr (F::kHalves == 2) {
-    const int32_t low_sum = factors.low_sum[lane];
-    return -F::kZero * (half == 0 ? low_sum : factors.sum[lane] - low_sum);
-  }
-  return -F::kZero * factors.sum[lane];
-}
-
-// Adds the products of one group with one part of q to the sums of R rows and two tiles.
+// Adds the products of one group, one plane of R rows that lie `stride` apart, to those of two tiles.
 template <typename F, int R, typename Tile>
-SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* x, int64_t row_bytes,
+SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* q, int64_t stride,
                                  Int (&dot)[R][2][F::kHalves]) {
   for (int j = 0; j < 4; ++j) {
-    for (int c = 0; c < 2; ++c) {
-      Bytes low, high;
-      w[c].chunks(g, j, &low, &high);
+    Bytes low[2], high[2];
+    w[0].chunks(g, j, &low[0], &high[0]);
+    w[1].chunks(g, j, &low[1], &high[1]);
+    for (int r = 0; r < R; ++r) {
+      const int8_t* x = q + r * stride + 4 * j;
+      for (int c = 0; c < 2; ++c) dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low[c], x);
+      for (int c = 0; c < 2; ++c) {
+        Int& sum = dot[r][c][F::kHalves - 1];
+        sum = dot4<F::kBits>(sum, high[c], x + kGroup / 2);
+      }
+    }
+  }
+}
+
+// What the mins add, in units of the rows: acc[r][c] = 0 + products of mins and sums over groups.
+template <int R, typename Tile>
+SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t row, Vec (&acc)[R][2]) {
+  const int64_t pairs = (x.groups + 1) / 2;
+  for (int64_t begin = 0; begin < pairs; begin += kMinGroups / 2) {
+    const int64_t end = begin + kMinGroups / 2 < pairs ? begin + kMinGroups / 2 : pairs;
+    Int sums[R][2];
+    for (auto& sum : sums) sum[0] = sum[1] = Int::broadcast(0);
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const Bytes mins[2] = {w[0].mins.of_pair(pair), w[1].mins.of_pair(pair)};
       for (int r = 0; r < R; ++r) {
-        const int8_t* xs = x + r * row_bytes + 4 * j;
-        dot[r][c][0] = dot4<F::kBits>(dot[r][c][0], low, xs);
-        dot[r][c][F::kHalves - 1] = dot4<F::kBits>(dot[r][c][F::kHalves - 1], high, xs + 16);
+        const int16_t* of_row = x.sums(row + r) + 2 * pair;
+        for (int c = 0; c < 2; ++c) sums[r][c] = dot2(sums[r][c], mins[c], of_row);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const Vec unit = Vec::broadcast(x.row(row + r).sum_unit);
+      for (int c = 0; c < 2; ++c) {
+        acc[r][c] = fma(sums[r][c].to_float(), w[c].mins.unit() * unit, acc[r][c]);
       }
     }
   }
@@ -151,83 +179,96 @@ SHOAL_INLINE void fetch(const uint8_t* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
+template <int R>
+SHOAL_INLINE void store_pair(const GemmArgs& args, int64_t tile, int64_t row, const Vec (&y)[R][2]) {
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < 2; ++c) {
+      const int64_t column = (tile + c) * kTile;
+      if (column >= args.w->outputs) continue;
+      store_tile(y[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
+    }
+  }
+}
+
 // R rows from `row` on times two neighbouring tiles. kWide: q has 12 bits.
 template <typename F, int R, bool kWide, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   constexpr int H = F::kHalves;
-  constexpr int64_t kGroupBytes = kWide ? 2 * kGroup : kGroup;
-  const int64_t groups = args.w->groups(), row_bytes = groups * kGroupBytes;
-  const int8_t* x = args.x.q + row * row_bytes;
-  const GroupFactors* factors[R];
-  int64_t lane[R];
-  for (int r = 0; r < R; ++r) {
-    factors[r] = args.x.factors + (row + r) / kRowPadding * groups;
-    lane[r] = (row + r) % kRowPadding;
-  }
+  const int64_t groups = args.w->groups(), stride = args.x.stride();
+  const QuantizedGroup* x = args.x.group(row);
+  const auto of_row = [&](int r) __attribute__((always_inline)) {
+    return reinterpret_cast<const QuantizedGroup*>(reinterpret_cast<const uint8_t*>(x) + r * stride);
+  };
   const uint8_t* next = args.w->tile(tile + 2);
   const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < 2; ++c) __builtin_prefetch(args.y + (row + r) * args.y_stride + (tile + c) * kTile, 1);
+  }
   Vec acc[R][2];
   for (auto& a : acc) a[0] = a[1] = Vec::zero();
+  if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
   for (int64_t g = 0; g < groups; ++g) {
     if constexpr (Tile::kIsPacked) {
       fetch(next, next_bytes);
       next += next_bytes;
     }
     Int dot[R][2][H];
-    for (auto& sums : dot) {
-      for (int h = 0; h < H; ++h) sums[0][h] = sums[1][h] = Int::broadcast(0);
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < H; ++h) dot[r][0][h] = dot[r][1][h] = Int::broadcast(of_row(r)->start[h]);
     }
-    multiply_group<F, R>(w, g, x + g * kGroupBytes, row_bytes, dot);
+    multiply_group<F, R>(w, g, x->q, stride, dot);
+    Vec missing = Vec::broadcast(1.0f);
     if constexpr (kWide) {
-      for (auto& sums : dot) {
-        for (int h = 0; h < H; ++h) {
-          sums[0][h] = sums[0][h].times_16();
-          sums[1][h] = sums[1][h].times_16();
+      int32_t is_fine = 0;
+      for (int r = 0; r < R; ++r) is_fine |= of_row(r)[1].shift;
+      if (is_fine) {
+        for (int r = 0; r < R; ++r) {
+          for (int h = 0; h < H; ++h) {
+            for (int c = 0; c < 2; ++c) dot[r][c][h] = dot[r][c][h].shifted(4) + of_row(r)[1].start[h];
+          }
         }
+        multiply_group<F, R>(w, g, x[1].q, stride, dot);
+      } else {
+        missing = Vec::broadcast(16.0f);
       }
-      multiply_group<F, R>(w, g, x + g * kGroupBytes + kGroup, row_bytes, dot);
     }
     for (int c = 0; c < 2; ++c) {
-      for (int r = 0; r < R; ++r) {
-        const GroupFactors& f = factors[r][g];
-        const Vec s = Vec::broadcast(f.scale[lane[r]]);
-        for (int h = 0; h < H; ++h) {
-          Int sum = dot[r][c][h];
-          if constexpr (F::kZero != 0) sum = sum + zero_correction<F>(f, lane[r], h);
-          acc[r][c] = fma(sum.to_float(), w[c].scale(g, h) * s, acc[r][c]);
-        }
-        if constexpr (F::kHasMin) {
-          acc[r][c] = fma(w[c].min(g), Vec::broadcast(f.scaled_sum[lane[r]]), acc[r][c]);
+      for (int h = 0; h < H; ++h) {
+        const Vec scale = kWide ? w[c].scale(g, h) * missing : w[c].scale(g, h);
+        for (int r = 0; r < R; ++r) {
+          acc[r][c] = fma(dot[r][c][h].shifted(of_row(r)->shift).to_float(), scale, acc[r][c]);
         }
       }
     }
+    x += kWide ? 2 : 1;
   }
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < 2; ++c) {
-      const int64_t column = (tile + c) * kTile;
-      if (column >= args.w->outputs) continue;
-      store_tile(acc[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
-    }
+    const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
+    for (int c = 0; c < 2; ++c) acc[r][c] = acc[r][c] * unit;
   }
+  store_pair<R>(args, tile, row, acc);
 }
 
 template <typename F, int R, bool kWide, typename Tile>
-void multiply_tail(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row, int64_t rows) {
+void multiply_block(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row, int64_t rows) {
   if constexpr (R > 0) {
     if (rows == R) {
       multiply_rows<F, R, kWide>(args, w, tile, row);
     } else {
-      multiply_tail<F, R - 1, kWide>(args, w, tile, row, rows);
+      multiply_block<F, R - 1, kWide>(args, w, tile, row, rows);
     }
   }
 }
 
+// Blocks of about the same number of rows: small ones would wait for their own sums.
 template <typename F, bool kWide, typename Tile>
-void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
-  for (; row + kRowBlock <= args.row_end; row += kRowBlock) {
-    multiply_rows<F, kRowBlock, kWide>(args, w, tile, row);
+void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile) {
+  int64_t blocks = (args.row_end - args.row_begin + kRowBlock - 1) / kRowBlock;
+  for (int64_t row = args.row_begin; blocks > 0; --blocks) {
+    const int64_t rows = (args.row_end - row + blocks - 1) / blocks;
+    multiply_block<F, kRowBlock, kWide>(args, w, tile, row, rows);
+    row += rows;
   }
-  multiply_tail<F, kRowBlock - 1, kWide>(args, w, tile, row, args.row_end - row);
 }
 
 template <typename F, bool kWide>
@@ -235,12 +276,12 @@ void gemm_tiles(const GemmArgs& args) {
   for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
     if (args.row_end - args.row_begin <= kPackedRows) {
       const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
-      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
+      multiply_all_rows<F, kWide>(args, w, tile);
     } else {
       const UnpackedTile<F> w[2] = {
           {*args.w, tile, args.scratch},
-          {*args.w, tile + 1, args.scratch + gemm_scratch_bytes(args.w->inputs) / 3}};
-      multiply_all_rows<F, kWide>(args, w, tile, args.row_begin);
+          {*args.w, tile + 1, args.scratch + unpacked_tile_bytes(args.w->inputs)}};
+      multiply_all_rows<F, kWide>(args, w, tile);
     }
   }
 }
@@ -276,13 +317,7 @@ void multiply_dense_rows(const GemmArgs& args, int64_t tile, int64_t row) {
       acc[r][1] = fma(w1, xs, acc[r][1]);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < 2; ++c) {
-      const int64_t column = (tile + c) * kTile;
-      if (column >= args.w->outputs) continue;
-      store_tile(acc[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
-    }
-  }
+  store_pair<R>(args, tile, row, acc);
 }
 
 template <Format format>
@@ -296,56 +331,8 @@ void gemm_dense(const GemmArgs& args) {
   }
 }
 
-// One group: x = scale * q, scale = max|x| / levels, q rounded to nearest even. levels is 127, or
-// 127 * 16 for q of 12 bits, which is stored as 16 * coarse + fine.
-template <bool kWide, bool kHalves>
-SHOAL_INLINE void quantize_group(const float* x, int8_t* q, GroupFactors& factors, int64_t lane) {
-  constexpr float kLevels = kWide ? 127.0f * 16.0f : 127.0f;
-  constexpr float kSmallest = 1e-30f;           // below it levels / x could overflow
-  const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds to an integer
-  const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
-  const float largest = reduce_max(max(abs(low), abs(high)));
-  const float scale = largest > kSmallest ? largest / kLevels : 0.0f;
-  const Vec inverse = Vec::broadcast(largest > kSmallest ? kLevels / largest : 0.0f);
-  const Vec q_low = (low * inverse + shift) - shift, q_high = (high * inverse + shift) - shift;
-  const float sum = reduce_add(q_low + q_high);  // exact: integers below 2^24
-  factors.scale[lane] = scale;
-  factors.scaled_sum[lane] = scale * sum;
-  factors.sum[lane] = static_cast<int32_t>(sum);
-  factors.low_sum[lane] = kHalves ? static_cast<int32_t>(reduce_add(q_low)) : 0;
-  if constexpr (kWide) {
-    // The nearest multiple of 16; half a unit more settles ties, so that fine is -8 to 7.
-    const Vec per_step = Vec::broadcast(1.0f / 16.0f), nudge = Vec::broadcast(0.5f / 16.0f);
-    const Vec step = Vec::broadcast(-16.0f);
-    const Vec coarse_low = (fma(q_low, per_step, nudge) + shift) - shift;
-    const Vec coarse_high = (fma(q_high, per_step, nudge) + shift) - shift;
-    coarse_low.store_int8(q);
-    coarse_high.store_int8(q + kLanes);
-    fma(coarse_low, step, q_low).store_int8(q + kGroup);
-    fma(coarse_high, step, q_high).store_int8(q + kGroup + kLanes);
-  } else {
-    q_low.store_int8(q);
-    q_high.store_int8(q + kLanes);
-  }
-}
-
-template <bool kWide, bool kHalves>
-void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                   int64_t inputs, const QuantizedRows& out) {
-  const int64_t groups = inputs / kGroup;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    GroupFactors* factors = out.factors + row / kRowPadding * groups;
-    for (int64_t g = 0; g < groups; ++g) {
-      const float* in = x + row * x_stride + g * kGroup;
-      int8_t* q = out.q + (row * groups + g) * (kWide ? 2 * kGroup : kGroup);
-      quantize_group<kWide, kHalves>(in, q, factors[g], row % kRowPadding);
-    }
-  }
-}
-
 inline constexpr LinearKernels kLinearKernels = {
-    {{&quantize_rows<false, false>, &quantize_rows<false, true>},
-     {&quantize_rows<true, false>, &quantize_rows<true, true>}},
+    &quantize_rows,
     {&gemm_quantized<Q4_1>, &gemm_quantized<Q4_0>, &gemm_quantized<Q8_0>, &gemm_quantized<Q4_K>,
      &gemm_quantized<Q5_K>, &gemm_quantized<Q6_K>, &gemm_dense<Format::kF32>,
      &gemm_dense<Format::kF16>, &gemm_dense<Format::kBF16>}};

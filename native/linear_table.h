@@ -19,7 +19,8 @@ inline constexpr int kTile = 16;  // output columns of a tile: the lanes of a ve
 //   quants  8 bits: [groups][8][16][4] bytes, the chunk j of a group being columns 4j to 4j+3 of each output;
 //           4 bits: [groups][4][16][4] bytes, low nibbles for chunk j, high nibbles for chunk j + 4;
 //   scales  [groups][1 or 2][16] of half or float, two for the halves of a Q6_K group;
-//   mins    [groups][16] of half or float, where the format has them.
+//   mins    where the format has them: int16 [groups / 2][16][2], then float [16], the unit of each output.
+// Its weights are scale * (quant - zero) + min * unit: mins are those of quants about their middle, and small.
 // A dense tile holds [inputs][16] elements.
 struct PackedMatrix {
   Format format;
@@ -29,27 +30,63 @@ struct PackedMatrix {
   int64_t tile_bytes;
   int64_t scale_offset;
   int64_t min_offset;
+  int64_t min_unit_offset;
   const uint8_t* data;
 
   SHOAL_ALWAYS_INLINE int64_t groups() const { return inputs / kGroup; }
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations quantised per row and group: x = scale * q, q of 8 bits, or of 12 bits in two parts.
+// Activations as integers: x = unit * (q << shift), or where q has 12 bits, unit * ((16 * q + fine) << shift).
 //
-// All arrays are padded to whole blocks of 16 rows. What a kernel needs of a group beside q lies together
-// for the 16 rows of a block, so that one pointer reaches it all: lines of 16, one entry for each row.
-inline constexpr int kRowPadding = 16;
-struct GroupFactors {
-  float scale[kRowPadding];
-  float scaled_sum[kRowPadding];  // scale * sum(q)
-  int32_t sum[kRowPadding];       // sum(q)
-  int32_t low_sum[kRowPadding];   // sum(q) over columns 0 to 15, for formats that scale them apart
+// The unit is of the row, the shift of a group of 32 columns, so that a product needs no scale of the
+// activations: a group whose largest is half of the row's has one less, down to none. A row holds, one after
+// the other, a QuantizedRow, its sums and its groups (QuantizedRows says where).
+struct QuantizedRow {
+  float unit;      // NaN if the row has a number that is not finite
+  float sum_unit;  // sum over a group = unit * sum_unit * its int16, to 13 bits of the largest
 };
+struct QuantizedGroup {
+  int8_t q[kGroup];
+  int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
+  int32_t shift;     // of the second plane: whether it isn't zero
+  int32_t sum;       // of (q << shift), both planes together; not of the second plane
+};
+inline constexpr int kMostShift = 6;
+// A second plane is left out of groups that are smaller than this many halvings of the row's largest.
+inline constexpr int kFineHalvings = 2;
+inline constexpr int kLargestSum = 8191;  // in size, of the int16 sums
+inline constexpr int kLargestMin = 8191;  // in size, of the int16 mins
+inline constexpr int64_t kMinGroups = 32;  // whose sum of products of these is exact in int32
+
 struct QuantizedRows {
-  bool wide;              // 12 bits
-  int8_t* q;              // [rows][groups][32], or wide [rows][groups][2][32]: q = 16 * coarse + fine
-  GroupFactors* factors;  // [rows / 16][groups]
+  bool wide;        // 12 bits: two planes for each group, one after the other
+  int64_t groups;
+  uint8_t* data;    // [rows][stride]
+
+  SHOAL_ALWAYS_INLINE QuantizedRow& row(int64_t r) const {
+    return *reinterpret_cast<QuantizedRow*>(data + r * stride());
+  }
+  SHOAL_ALWAYS_INLINE int16_t* sums(int64_t r) const {  // [groups], then a zero if that is odd
+    return reinterpret_cast<int16_t*>(data + r * stride() + sizeof(QuantizedRow));
+  }
+  SHOAL_ALWAYS_INLINE QuantizedGroup* group(int64_t r) const {  // [groups][1 or 2]
+    return reinterpret_cast<QuantizedGroup*>(data + r * stride() + header_bytes());
+  }
+  SHOAL_ALWAYS_INLINE int64_t header_bytes() const {
+    return static_cast<int64_t>(sizeof(QuantizedRow)) + (groups + 1) / 2 * 4;
+  }
+  // An odd number of cache lines, so that neighbours fall into different sets of the cache.
+  SHOAL_ALWAYS_INLINE int64_t stride() const {
+    const auto bytes = header_bytes() + groups * (wide ? 2 : 1) * static_cast<int64_t>(sizeof(QuantizedGroup));
+    return (bytes + 63) / 128 * 128 + 64;
+  }
+};
+
+// What the weights ask of the activations that they are multiplied with.
+struct QuantizeArgs {
+  int32_t zero;
+  bool halves;  // have scales of their own
 };
 
 struct GemmArgs {
@@ -61,21 +98,21 @@ struct GemmArgs {
   int64_t tile_begin, tile_end;  // even
   float* y;                      // [rows][outputs], stride y_stride
   int64_t y_stride;
-  uint8_t* scratch;  // gemm_scratch_bytes(inputs), aligned to 64; of the calling thread alone
+  uint8_t* scratch;  // two tiles, unpacked; aligned to 64; of the calling thread alone
 };
 
-// Room to unpack three tiles to bytes and fp32 scales.
-SHOAL_ALWAYS_INLINE constexpr int64_t gemm_scratch_bytes(int64_t inputs) {
-  return 3 * kTile * (inputs + inputs / kGroup * 3 * static_cast<int64_t>(sizeof(float)));
+// Room to unpack a tile to bytes and fp32 scales.
+SHOAL_ALWAYS_INLINE constexpr int64_t unpacked_tile_bytes(int64_t inputs) {
+  return kTile * (inputs + inputs / kGroup * 2 * static_cast<int64_t>(sizeof(float)));
 }
 
 inline constexpr int kNumQuantizedFormats = 6;
 inline constexpr int kNumFormats = 9;
 
 struct LinearKernels {
-  // Indexed by whether q has 12 bits, and by whether the weights' format scales half groups.
-  void (*quantize_rows[2][2])(const float* x, int64_t x_stride, int64_t row_begin,
-                              int64_t row_end, int64_t inputs, const QuantizedRows& out);
+  // Writes rows [row_begin, row_end) of `out`.
+  void (*quantize_rows)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
+                        const QuantizeArgs& args, const QuantizedRows& out);
   void (*gemm[kNumFormats])(const GemmArgs& args);  // indexed by Format
 };
 

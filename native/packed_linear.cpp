@@ -1,7 +1,9 @@
 // Weights packed for vectors: integer products of quantised formats, fp32 products of dense ones.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "aligned_buffer.h"
 #include "kernels.h"
@@ -15,7 +17,7 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-// Rows of one task: their quantised activations (up to 6,144 columns) stay in the second-level cache.
+// Rows of one task: their quantised activations (up to 4,096 columns) stay in the second-level cache.
 constexpr int64_t kRowsPerTask = 128;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -30,6 +32,11 @@ bool has_nibbles(Format format) {
   return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ4_K;
 }
 int halves(Format format) { return format == Format::kQ6_K ? 2 : 1; }
+// The quant that stands for zero, or for the middle of the others where there is a min.
+int zero_point(Format format) {
+  constexpr int kZero[kNumQuantizedFormats] = {8, 8, 128, 8, 16, 32};
+  return kZero[static_cast<int>(format)];
+}
 
 void store_scale(bool half, uint8_t* base, int64_t index, float value) {
   if (half) {
@@ -60,7 +67,26 @@ void pack_group(const DecodedGroup& group, const PackedMatrix& m, uint8_t* tile,
     store_scale(half, tile + m.scale_offset, (g * halves(m.format) + h) * kTile + column,
                 group.scale[h]);
   }
-  if (has_min(m.format)) store_scale(half, tile + m.min_offset, g * kTile + column, group.min);
+}
+
+float min_about_zero(Format format, const DecodedGroup& group) {
+  return group.min + static_cast<float>(zero_point(format)) * group.scale[0];
+}
+
+// The mins of all groups of one output.
+void pack_mins(const uint8_t* row, const PackedMatrix& m, uint8_t* tile, int64_t column) {
+  std::vector<float> mins;
+  float largest = 0.0f;
+  for (int64_t g = 0; g < m.groups(); ++g) {
+    mins.push_back(min_about_zero(m.format, decode_group(m.format, row, g)));
+    largest = std::max(largest, std::fabs(mins.back()));
+  }
+  const float unit = largest / kLargestMin;
+  std::memcpy(tile + m.min_unit_offset + column * 4, &unit, sizeof unit);
+  for (int64_t g = 0; g < m.groups(); ++g) {
+    const auto min = static_cast<int16_t>(unit > 0.0f ? std::lrint(mins[g] / unit) : 0);
+    std::memcpy(tile + m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * 2, &min, sizeof min);
+  }
 }
 
 PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
@@ -73,7 +99,8 @@ PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
     const int64_t scale_bytes = m.groups() * kTile * (has_half_scales(format) ? 2 : 4);
     m.scale_offset = inputs * kTile / (has_nibbles(format) ? 2 : 1);
     m.min_offset = m.scale_offset + scale_bytes * halves(format);
-    m.tile_bytes = round_up(m.min_offset + (has_min(format) ? scale_bytes : 0), kAlignment);
+    m.min_unit_offset = m.min_offset + (m.groups() + 1) / 2 * 2 * kTile * 2;
+    m.tile_bytes = round_up(has_min(format) ? m.min_unit_offset + kTile * 4 : m.min_offset, kAlignment);
   } else {
     m.tile_bytes = row_bytes(format, inputs) * kTile;
   }
@@ -107,11 +134,9 @@ class PackedLinear final : public Linear::Implementation {
   void dequantize_row(int64_t row, float* out) const override;
 
  private:
-  int64_t num_factors(int64_t rows) const {
-    return round_up(rows, kRowPadding) / kRowPadding * matrix_.groups();
+  QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
+    return {precision == Precision::kInt12, matrix_.groups(), prepared};
   }
-  // The arrays of `rows` prepared rows: the factors, then q.
-  QuantizedRows quantized(const LinearInput& input, uint8_t* prepared) const;
 
   PackedMatrix matrix_;
   const LinearKernels& kernels_;
@@ -134,30 +159,22 @@ PackedLinear::PackedLinear(Format format, const WeightSource& source, const Line
       for (int64_t g = 0; g < matrix_.groups(); ++g) {
         pack_group(decode_group(matrix_.format, row, g), matrix_, tile, g, n % kTile);
       }
+      if (has_min(matrix_.format)) pack_mins(row, matrix_, tile, n % kTile);
     }
   });
 }
 
 int64_t PackedLinear::prepared_bytes(int64_t rows) const {
   if (!is_quantized(matrix_.format)) return 0;
-  return num_factors(rows) * static_cast<int64_t>(sizeof(GroupFactors)) +
-         round_up(rows, kRowPadding) * matrix_.inputs * 2;
-}
-
-QuantizedRows PackedLinear::quantized(const LinearInput& input, uint8_t* prepared) const {
-  QuantizedRows rows{};
-  rows.factors = reinterpret_cast<GroupFactors*>(prepared);
-  rows.q = reinterpret_cast<int8_t*>(rows.factors + num_factors(input.rows));
-  rows.wide = input.precision == Precision::kInt12;
-  return rows;
+  return rows * quantized(Precision::kInt12, nullptr).stride();
 }
 
 void PackedLinear::prepare(const LinearInput& input, int64_t begin, int64_t end,
                            uint8_t* prepared) const {
   if (!is_quantized(matrix_.format)) return;
-  const QuantizedRows rows = quantized(input, prepared);
-  kernels_.quantize_rows[rows.wide][halves(matrix_.format) == 2](input.x, input.stride, begin, end,
-                                                                 matrix_.inputs, rows);
+  kernels_.quantize_rows(input.x, input.stride, begin, end,
+                         {zero_point(matrix_.format), halves(matrix_.format) == 2},
+                         quantized(input.precision, prepared));
 }
 
 void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
@@ -169,7 +186,9 @@ void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const ui
   args.y_stride = y_stride;
   args.dense = input.x;
   args.dense_stride = input.stride;
-  if (is_quantized(m.format)) args.x = quantized(input, const_cast<uint8_t*>(prepared));
+  if (is_quantized(m.format)) {
+    args.x = quantized(input.precision, const_cast<uint8_t*>(prepared));
+  }
 
   const int64_t pairs = m.tiles / 2;
   const int64_t row_tasks = (input.rows + kRowsPerTask - 1) / kRowsPerTask;
@@ -180,7 +199,7 @@ void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const ui
   pool.parallel_parts(row_tasks * column_tasks, [&](int64_t task, int) {
     static thread_local AlignedBuffer<uint8_t> scratch;
     GemmArgs mine = args;
-    mine.scratch = scratch.reserve(gemm_scratch_bytes(m.inputs));
+    mine.scratch = scratch.reserve(2 * unpacked_tile_bytes(m.inputs));
     mine.row_begin = task / column_tasks * kRowsPerTask;
     mine.row_end = std::min(input.rows, mine.row_begin + kRowsPerTask);
     mine.tile_begin = task % column_tasks * pairs_per_task * 2;
@@ -211,8 +230,7 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
     }
     return;
   }
-  constexpr int kZero[] = {0, 8, 128, 0, 0, 32};  // Q4_1, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K
-  const int zero = kZero[static_cast<int>(m.format)];
+  const int zero = zero_point(m.format);
   const bool half = has_half_scales(m.format);
   for (int64_t k = 0; k < m.inputs; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
@@ -228,7 +246,11 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
     const float scale = load_scale(half, tile + m.scale_offset, sub * kTile + column);
     out[k] = scale * static_cast<float>(q - zero);
     if (has_min(m.format)) {
-      out[k] += load_scale(half, tile + m.min_offset, g * kTile + column);
+      int16_t min;
+      float unit;
+      std::memcpy(&min, tile + m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * 2, sizeof min);
+      std::memcpy(&unit, tile + m.min_unit_offset + column * 4, sizeof unit);
+      out[k] += static_cast<float>(min) * unit;
     }
   }
 }
