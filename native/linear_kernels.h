@@ -150,7 +150,7 @@ SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* q, int6
   }
 }
 
-// What the mins add, in units of the rows: acc[r][c] = 0 + products of mins and sums over groups.
+// Adds the products of mins and sums over groups.
 template <int R, typename Tile>
 SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t row, Vec (&acc)[R][2]) {
   const int64_t pairs = (x.groups + 1) / 2;

@@ -40,24 +40,26 @@ struct PackedMatrix {
 // Activations as integers: x = unit * (q << shift), or where q has 12 bits, unit * ((16 * q + fine) << shift).
 //
 // The unit is of the row, the shift of a group of 32 columns, so that a product needs no scale of the
-// activations: a group whose largest is half of the row's has one less, down to none. A row holds, one after
-// the other, a QuantizedRow, its sums and its groups (QuantizedRows says where).
+// activations: a group whose largest is half of the row's has one less, down to none. What a row holds lies
+// together: a QuantizedRow, its sums and its groups.
 struct QuantizedRow {
   float unit;      // NaN if the row has a number that is not finite
-  float sum_unit;  // sum over a group = unit * sum_unit * its int16, to 13 bits of the largest
+  float sum_unit;  // sum over a group = unit * sum_unit * its int16
 };
 struct QuantizedGroup {
   int8_t q[kGroup];
   int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
   int32_t shift;     // of the second plane: whether it isn't zero
-  int32_t sum;       // of (q << shift), both planes together; not of the second plane
+  int32_t sum;       // of (q << shift) over both planes; not of the second plane
 };
 inline constexpr int kMostShift = 6;
 // A second plane is left out of groups that are smaller than this many halvings of the row's largest.
-inline constexpr int kFineHalvings = 2;
-inline constexpr int kLargestSum = 8191;  // in size, of the int16 sums
-inline constexpr int kLargestMin = 8191;  // in size, of the int16 mins
-inline constexpr int64_t kMinGroups = 32;  // whose sum of products of these is exact in int32
+inline constexpr int kFineHalvings = 1;
+
+// In size; products of 32 of each add up exactly in int32.
+inline constexpr int kLargestMin = 8191;
+inline constexpr uint32_t kLargestSum = 8191;
+inline constexpr int64_t kMinGroups = 32;
 
 struct QuantizedRows {
   bool wide;        // 12 bits: two planes for each group, one after the other
@@ -68,7 +70,7 @@ struct QuantizedRows {
     return *reinterpret_cast<QuantizedRow*>(data + r * stride());
   }
   SHOAL_ALWAYS_INLINE int16_t* sums(int64_t r) const {  // [groups], then a zero if that is odd
-    return reinterpret_cast<int16_t*>(data + r * stride() + sizeof(QuantizedRow));
+    return reinterpret_cast<int16_t*>(&row(r) + 1);
   }
   SHOAL_ALWAYS_INLINE QuantizedGroup* group(int64_t r) const {  // [groups][1 or 2]
     return reinterpret_cast<QuantizedGroup*>(data + r * stride() + header_bytes());

@@ -8,11 +8,23 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr float kLevels = 127.0f;
 inline constexpr float kLeastLargest = 1e-30f;  // below it levels / x could overflow
-inline constexpr float kRoundToInteger = 0x1.8p23f;  // adding and subtracting it does
 
 SHOAL_INLINE Vec round_to_integer(Vec x) {
-  const Vec shift = Vec::broadcast(kRoundToInteger);
+  const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds
   return (x + shift) - shift;
+}
+
+SHOAL_INLINE int32_t sum_of_16(const int8_t* q) {
+#if defined(__AVX2__)
+  const __m128i from_zero =
+      _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(from_zero, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += q[i];
+  return sum;
+#endif
 }
 
 // The largest magnitude of a row; NaN if not all are finite.
@@ -33,15 +45,14 @@ SHOAL_INLINE int32_t halvings(float largest, float of_group) {
   return count < kMostShift ? count : kMostShift;
 }
 
-// Integers of one plane of a group, and what a kernel starts from.
+// Rounds the integers of one plane of a group; returns their sum.
 SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizeArgs& args, QuantizedGroup& out) {
   low.store_int8(out.q);
   high.store_int8(out.q + kLanes);
-  const auto sum = static_cast<int32_t>(reduce_add(low + high));  // exact: integers below 2^24
-  const int32_t of_low = args.halves ? static_cast<int32_t>(reduce_add(low)) : sum;
-  out.start[0] = -args.zero * of_low;
-  out.start[1] = -args.zero * (sum - of_low);
-  return sum;
+  const int32_t of_low = sum_of_16(out.q), of_high = sum_of_16(out.q + kLanes);
+  out.start[0] = -args.zero * (args.halves ? of_low : of_low + of_high);
+  out.start[1] = -args.zero * of_high;
+  return of_low + of_high;
 }
 
 template <bool kWide>
@@ -50,59 +61,59 @@ SHOAL_INLINE void quantize_group(const float* x, float largest, float inverse,
   Vec low = Vec::load(x), high = Vec::load(x + kLanes);
   const int32_t count = halvings(largest, reduce_max(max(abs(low), abs(high))));
   const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << count));
-  const int32_t shift = kMostShift - count;
   low = low * factor;
   high = high * factor;
-  const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
-  out->shift = shift;
+  out->shift = kMostShift - count;
   if constexpr (!kWide) {
-    out->sum = store_plane(coarse_low, coarse_high, args, *out) << shift;
+    out->sum = store_plane(low, high, args, *out) << out->shift;
   } else {
+    const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
     int32_t sum = 16 * store_plane(coarse_low, coarse_high, args, out[0]);
     out[1].shift = count <= kFineHalvings;
     Vec fine_low = Vec::zero(), fine_high = Vec::zero();
     if (out[1].shift) {
       const Vec sixteen = Vec::broadcast(16.0f);
-      fine_low = round_to_integer((low - coarse_low) * sixteen);
-      fine_high = round_to_integer((high - coarse_high) * sixteen);
+      fine_low = (low - coarse_low) * sixteen;
+      fine_high = (high - coarse_high) * sixteen;
     }
     sum += store_plane(fine_low, fine_high, args, out[1]);
-    out->sum = sum << shift;
+    out->sum = sum << out->shift;
   }
 }
 
-// The sums of all groups in int16, with a unit that they share.
-SHOAL_INLINE void quantize_sums(const QuantizedGroup* groups, int planes, const QuantizedRows& out,
-                                int64_t row) {
-  int32_t largest = 0;
+// The sums of all groups, in a power of two that brings the largest to the bits of kLargestSum.
+template <int kPlanes>
+SHOAL_INLINE void quantize_sums(const QuantizedGroup* groups, const QuantizedRows& out, int64_t row) {
+  uint32_t bits = 0;  // those that any sum has
   for (int64_t g = 0; g < out.groups; ++g) {
-    const int32_t sum = groups[g * planes].sum;
-    largest = sum > largest ? sum : -sum > largest ? -sum : largest;
+    const int32_t sum = groups[g * kPlanes].sum;
+    bits |= static_cast<uint32_t>(sum < 0 ? -sum : sum);
   }
-  const float to_unit = largest > 0 ? kLargestSum / static_cast<float>(largest) : 0.0f;
+  int shift = 0;
+  while (bits >> shift >= kLargestSum) ++shift;
+  const int32_t half = shift > 0 ? 1 << (shift - 1) : 0;
   int16_t* const sums = out.sums(row);
   for (int64_t g = 0; g < out.groups; ++g) {
-    const float sum = static_cast<float>(groups[g * planes].sum) * to_unit;
-    sums[g] = static_cast<int16_t>((sum + kRoundToInteger) - kRoundToInteger);
+    sums[g] = static_cast<int16_t>((groups[g * kPlanes].sum + half) >> shift);
   }
   if (out.groups % 2 == 1) sums[out.groups] = 0;
-  out.row(row).sum_unit = static_cast<float>(largest) / kLargestSum;
+  out.row(row).sum_unit = static_cast<float>(1 << shift);
 }
 
 template <bool kWide>
 SHOAL_INLINE void quantize_row(const float* x, const QuantizeArgs& args, const QuantizedRows& out,
                                int64_t row) {
-  constexpr int kPlanes = kWide ? 2 : 1;
   constexpr float kUnits = kLevels * (1 << kMostShift) * (kWide ? 16 : 1);  // of the row's largest
   const float largest = largest_of_row(x, out.groups * kGroup);
   const bool is_any = largest > kLeastLargest;
+  const float inverse = is_any ? kLevels / largest : 0.0f;
+  constexpr int kPlanes = kWide ? 2 : 1;
   QuantizedGroup* const groups = out.group(row);
   for (int64_t g = 0; g < out.groups; ++g) {
-    quantize_group<kWide>(x + g * kGroup, largest, is_any ? kLevels / largest : 0.0f, args,
-                          groups + g * kPlanes);
+    quantize_group<kWide>(x + g * kGroup, largest, inverse, args, groups + g * kPlanes);
   }
+  quantize_sums<kPlanes>(groups, out, row);
   out.row(row).unit = is_any || largest != largest ? largest / kUnits : 0.0f;
-  quantize_sums(groups, kPlanes, out, row);
 }
 
 inline void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,

@@ -57,15 +57,14 @@ class _Recorder:
         self._buffers: dict[str, int] = {}  # those in use
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
         # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
-        # values are computed from, the first tenth of the layers, whose errors all others carry on,
-        # and the few rows that need logits.
+        # values are computed from, the first layer, whose errors all others carry on, and the few
+        # rows that need logits.
         self._wide_buffers = {
             view.buffer
             for op in program.ops
             if isinstance(op, Attention)
             for view in (op.q, op.k, op.v)
         }
-        self._num_early_layers = -(-program.num_layers // 10)
         self._num_layers_begun = 0  # a layer begins with its attention
         self._rows_are_selected = False
 
@@ -146,7 +145,7 @@ class _Recorder:
     def _is_wide(self, op: Linear) -> bool:
         return (
             self._rows_are_selected
-            or self._num_layers_begun <= self._num_early_layers
+            or self._num_layers_begun <= 1
             or op.out.buffer in self._wide_buffers
         )
 
