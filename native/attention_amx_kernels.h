@@ -1,4 +1,4 @@
-// Attention on AMX int8 tiles: 16 rows to one chunk of 256 keys at a time.
+// Attention in int8 on AMX: up to 16 rows, those of a tile, to one chunk of 256 keys at a time.
 #pragma once
 
 #include "attention_int8_kernels.h"

@@ -1,8 +1,8 @@
 // Attention in int8 on AVX-512 VNNI: up to 16 rows to one chunk of 256 keys at a time.
 //
-// A product takes bytes without a sign times bytes with one. Keys become the former by adding 128, whose
-// products with the query the sums start below; weights of values are the former already. Both lie in the KV
-// buffer as the products take them.
+// A product takes unsigned bytes times signed ones. Keys become unsigned by adding 128, for which their sums
+// start at -128 times the sum of the query's bytes; weights of values are unsigned already. Keys and values
+// are read from the KV buffer as they lie there.
 #pragma once
 
 #include "attention_int8_kernels.h"

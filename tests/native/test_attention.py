@@ -123,8 +123,8 @@ def as_seen_by(
 def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: str = BEST) -> None:
     """Compares with float64, given queries, keys and values as the instruction set rounds them.
 
-    Attention in int8 rounds exponentials by EXP_ERROR, which moves the result by at most twice that times the
-    mean of the values' magnitudes, and scaled weights to half of 1 / 2^15 of the largest.
+    Attention in int8 rounds exponentials by EXP_ERROR, which moves the result by at most twice that
+    times the mean of the values' magnitudes, and scaled weights to half of 1 / 2^15 of the largest.
     """
     group = heads.num_heads // heads.num_kv_heads
     rows, keys, values = as_seen_by(isa, heads, sequence)
@@ -250,6 +250,20 @@ def test_agrees_with_float64_and_across_instruction_sets(
         assert_same_bits(got[isa], got[alike[0]])
 
 
+@pytest.mark.parametrize("isa", INT8_ISAS)
+@pytest.mark.parametrize("head_dim", range(16, 257, 16))
+@pytest.mark.parametrize("group", [1, 4, 9])
+def test_int8_takes_heads_and_groups_of_any_size(isa: str, head_dim: int, group: int) -> None:
+    heads = Heads(num_heads=group, head_dim=head_dim, scale=head_dim**-0.5)
+    sequence = random_sequence(heads, 90, 20, seed=head_dim)
+    got = native(heads, [sequence], isa)[0]
+    assert_near_reference(got, heads, sequence, isa)
+    for query in range(len(sequence.q)):
+        alone = native(heads, [sequence.part(query, query + 1)], isa)[0]
+        assert_same_bits(alone, got[query : query + 1])
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS or ISAS[-1:])
 @settings(max_examples=25, deadline=None)
 @given(
     heads=st.sampled_from(HEADS),
@@ -258,19 +272,19 @@ def test_agrees_with_float64_and_across_instruction_sets(
     seed=st.integers(0, 1000),
 )
 def test_batch_mates_chunks_threads_and_blocks_change_no_bit(
-    heads: Heads, lengths: list[tuple[int, int]], cut: int, seed: int
+    isa: str, heads: Heads, lengths: list[tuple[int, int]], cut: int, seed: int
 ) -> None:
     sequences = [
         random_sequence(heads, queries + computed, queries, seed + i)
         for i, (queries, computed) in enumerate(lengths)
     ]
-    together = native(heads, sequences, num_threads=3, block_order=seed)
+    together = native(heads, sequences, isa, num_threads=3, block_order=seed)
     for sequence, got in zip(sequences, together, strict=True):
-        assert_same_bits(got, native(heads, [sequence])[0])
+        assert_same_bits(got, native(heads, [sequence], isa)[0])
     sequence, got = sequences[0], together[0]
     cut = min(cut, len(sequence.q))
     parts = [sequence.part(0, cut), sequence.part(cut, len(sequence.q))]
-    alone = [native(heads, [part], num_threads=2)[0] for part in parts if len(part.q)]
+    alone = [native(heads, [part], isa, num_threads=2)[0] for part in parts if len(part.q)]
     assert_same_bits(np.concatenate(alone), got)
 
 
@@ -332,20 +346,21 @@ def test_a_key_that_is_not_finite_shows_in_the_result_of_those_who_see_it(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("token", [0, 270])
+@pytest.mark.parametrize("isa", INT8_ISAS or ISAS[-1:])
 @pytest.mark.parametrize("num_heads", [1, 3])  # with one, a tile of queries crosses a chunk's end
 def test_a_value_that_is_not_finite_changes_nothing_for_those_who_do_not_see_it(
-    num_heads: int, bad: float, window: int, token: int
+    isa: str, num_heads: int, bad: float, window: int, token: int
 ) -> None:
     heads = Heads(num_heads=num_heads, head_dim=48, window=window)
     sequence = random_sequence(heads, 400, 400, seed=8)
     values = sequence.v.copy()
     values[token, 0, 3] = bad
-    got = native(heads, [replace(sequence, v=values)])[0]
+    got = native(heads, [replace(sequence, v=values)], isa)[0]
     seen = slice(token, token + window if window else None)
-    spoiled = slice(None) if BEST in INT8_ISAS else 3  # in int8 a token's values share a scale
+    spoiled = slice(None) if isa in INT8_ISAS else 3  # in int8 a token's values share a scale
     assert not np.isfinite(got[seen, :, spoiled]).any()
     got[seen, :, spoiled] = 0
-    want = native(heads, [sequence])[0]
+    want = native(heads, [sequence], isa)[0]
     want[seen, :, spoiled] = 0
     assert_same_bits(got, want)
 
