@@ -92,7 +92,7 @@ def watched_engine(model: ModelFile, num_requests: int, watch: Stopwatch) -> Eng
 
 
 def kv_bytes_of_token(model: ModelFile) -> int:
-    """Keys and values of fp16 in all layers."""
+    """Keys and values of 16 bits, the most they take, in all layers."""
     config = model.config
     return 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
 

@@ -1,146 +1,44 @@
-// Attention on AMX int8 tiles: 16 rows to one chunk of 256 keys at a time.
-//
-// Queries, keys and values are of 8 bits with a scale for each head of a token (kv_int8_kernels.h), the
-// weights of a row of 16 bits with a common power of two, in two planes. Sums of products are exact, so the
-// arithmetic of a row depends on that row and its own keys alone: a key that it doesn't see weighs exactly
-// zero, and what is common to its keys, the largest score and the largest scale of a value, is taken from
-// those that it sees. The sum of the weights is of those before rounding, lane by lane (token mod 64).
+// Attention in int8 on AMX: up to 16 rows, those of a tile, to one chunk of 256 keys at a time.
 #pragma once
 
-#include "attention_amx_weights.h"
-#include "attention_kernels.h"
-#include "kv_int8_kernels.h"
+#include "attention_int8_kernels.h"
 #include "tile_config.h"
 
 #if defined(__AMX_INT8__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-inline constexpr int kTileQueries = 16;  // rows of a tile
-
-// Fetches the blocks of the next chunk, some lines of the cache at a time.
-class ChunkFetch {
- public:
-  ChunkFetch(const AttentionShape& shape, const UpcomingChunk& next)
-      : next_(next),
-        block_halves_(shape.block_halves),
-        head_halves_(kBlockSize * (shape.head_dim + 2)),
-        place_(head_halves_) {}
-
-  int64_t lines() const { return next_.num_blocks * (head_halves_ / kLineHalves); }
-
-  void fetch(int64_t lines) {
-    for (; lines > 0; --lines, place_ += kLineHalves) {
-      if (place_ == head_halves_) {
-        if (next_.num_blocks == 0) return;
-        block_ = next_.kv + *next_.blocks++ * block_halves_;
-        --next_.num_blocks;
-        place_ = 0;
-      }
-      _mm_prefetch(reinterpret_cast<const char*>(block_ + place_), _MM_HINT_T1);
-    }
-  }
-
- private:
-  static constexpr int64_t kLineHalves = 32;
-
-  UpcomingChunk next_;
-  int64_t block_halves_, head_halves_;
-  const uint16_t* block_ = nullptr;
-  int64_t place_;
-};
-
 // One tile of queries and one chunk of keys on the tile unit.
-class TileAttention {
+class TileAttention : public Int8Attention {
  public:
   TileAttention(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
                 const UpcomingChunk& next, const AttentionScratch& scratch)
-      : chunk_{shape, tile, {}, index * kChunkTokens, 0, 0, scratch.scores},
-        rows_(tile.num_queries * shape.group),
-        first_(chunk_.first_key(0)),
-        last_(chunk_.last_key(rows_ - 1)),
+      : Int8Attention(shape, tile, index, next, scratch),
         depth_((shape.head_dim + kDepth - 1) / kDepth * kDepth),
-        sums_(reinterpret_cast<int32_t*>(scratch.scores + kTileQueries * kChunkTokens)),
-        high_(reinterpret_cast<uint8_t*>(sums_ + 4 * kTileQueries * kLanes)),
-        low_(high_ + kTileQueries * kChunkTokens),
-        key_scales_(scratch.blocks),
-        value_scales_(key_scales_ + kChunkTokens),
+        sums_(reinterpret_cast<int32_t*>(low_ + kTileQueries * kChunkTokens)),
         queries_(reinterpret_cast<int8_t*>(value_scales_ + kChunkTokens)),
         values_(queries_ + kTileQueries * depth_),
-        keys_(values_ + kChunkTokens * shape.head_dim),
-        fetch_(shape, next) {
-    chunk_.first_block = first_ / kLanes;
-    chunk_.last_block = (last_ + kLanes - 1) / kLanes;
-    const int64_t visits = 2 * (chunk_.last_block - chunk_.first_block);  // of keys and of values
-    fetches_ = visits > 0 ? (fetch_.lines() + visits - 1) / visits : 0;
+        keys_(values_ + kChunkTokens * shape.head_dim) {
     for (int64_t b = chunk_.first_block; b < chunk_.last_block; ++b) {
-      chunk_.blocks[b] = tile.kv + tile.block_table[index * kChunkBlocks + b] * shape.block_halves;
       keys_of_[b] = reinterpret_cast<const int8_t*>(chunk_.blocks[b]);
     }
   }
 
-  // Whether the states are right: of rows that see a value that is not finite, and rows that don't, only
-  // one kind can be done at a time.
   bool run(float* states) {
-    if (first_ >= last_) {
-      see_nothing(states);
-      return true;
-    }
-    const bool values_are_finite = load_scales();
-    if (!values_are_finite && chunk_.tile.num_queries > 1) return false;
-    if (chunk_.shape.head_dim < kDepth) copy_keys();
-    int64_t configured = 0;
-    for (int64_t row = 0; row < rows_; row += kTileQueries) {
-      const int64_t count = rows_ - row < kTileQueries ? rows_ - row : kTileQueries;
-      if (count != configured) TileConfig(count).load();
-      configured = count;
-      attend(row, count, states + row * chunk_.shape.state_floats());
-    }
-    _tile_release();
-    if (values_are_finite) return true;
-    for (int64_t row = 0; row < rows_; ++row) {
-      states[row * chunk_.shape.state_floats() + 1] = __builtin_nanf("");
-    }
-    return true;
+    return Int8Attention::run(states, [&]() __attribute__((always_inline)) {
+      if (chunk_.shape.head_dim < kDepth) copy_keys();
+      int64_t configured = 0;
+      for (int64_t row = 0; row < rows_; row += kTileQueries) {
+        const int64_t count = rows_ - row < kTileQueries ? rows_ - row : kTileQueries;
+        if (count != configured) TileConfig(count).load();
+        configured = count;
+        attend(row, count, states + row * chunk_.shape.state_floats());
+      }
+      _tile_release();
+    });
   }
 
  private:
-  void see_nothing(float* states) const {
-    const int64_t size = chunk_.shape.state_floats();
-    for (int64_t i = 0; i < rows_ * size; i += kLanes) Vec::zero().store(states + i);
-    for (int64_t row = 0; row < rows_; ++row) states[row * size] = kMasked;
-  }
-
-  struct Groups {  // of four blocks
-    int64_t begin, end;
-  };
-
-  // Rows that are attended together: where they lie and what is known of their scores.
-  struct Rows {
-    int64_t count = 0;
-    const float* q[kTileQueries];
-    int64_t first[kTileQueries], last[kTileQueries];  // keys seen, relative to the chunk
-    float maximum[kTileQueries], sum[kTileQueries], power[kTileQueries];
-    float scale[kTileQueries];  // of the scores
-  };
-
-  Rows rows_from(int64_t row, int64_t count) const {
-    const AttentionShape& shape = chunk_.shape;
-    const float scale = shape.scale / static_cast<float>(rotation_size(shape.head_dim));
-    Rows rows;
-    int64_t head = row % shape.group;
-    for (; rows.count < count; ++rows.count, ++row, ++head) {
-      const bool same_query = rows.count > 0 && head < shape.group;
-      if (head == shape.group) head = 0;
-      const int64_t r = rows.count;
-      rows.q[r] = same_query ? rows.q[r - 1] + shape.head_dim : chunk_.query(row);
-      rows.first[r] = same_query ? rows.first[r - 1] : chunk_.first_key(row);
-      rows.last[r] = same_query ? rows.last[r - 1] : chunk_.last_key(row);
-      rows.scale[r] = rows.q[r][shape.head_dim / 4] * scale;
-    }
-    return rows;
-  }
-
   void attend(int64_t row, int64_t count, float* states) {
     Rows rows = rows_from(row, count);
     load_queries(rows);
@@ -159,10 +57,7 @@ class TileAttention {
         store_column(rows, 0, column, states);
       }
     }
-    for (int64_t r = 0; r < count; ++r, states += chunk_.shape.state_floats()) {
-      states[0] = rows.maximum[r];
-      states[1] = rows.sum[r];
-    }
+    store_maxima_and_sums(rows, states);
   }
 
   void load_queries(const Rows& rows) {
@@ -227,56 +122,6 @@ class TileAttention {
     }
   }
 
-  void weigh(Rows& rows, const Groups& groups) const {
-    const AttentionShape& shape = chunk_.shape;
-    const bool is_capped = shape.soft_cap > 0.0f;
-    const auto weight_row = [&](int64_t r) __attribute__((always_inline)) {
-      return WeightRow{chunk_.scores + r * kChunkTokens,
-                       high_ + r * kChunkTokens,
-                       low_ + r * kChunkTokens,
-                       key_scales_,
-                       value_scales_,
-                       rows.first[r],
-                       rows.last[r]};
-    };
-    // All maxima first: else each row would wait for its own.
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const bool sees_any = rows.first[r] < rows.last[r];
-      rows.maximum[r] = sees_any ? weight_row(r).score(rows.scale[r], shape.soft_cap) : kMasked;
-      const bool same_query =
-          r > 0 && rows.first[r] == rows.first[r - 1] && rows.last[r] == rows.last[r - 1];
-      rows.power[r] = same_query ? rows.power[r - 1] : weight_row(r).power();
-    }
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const WeightRow row = weight_row(r);
-      rows.sum[r] = 0.0f;
-      if (row.first >= row.last) {
-        row.clear(groups.begin, groups.end);
-        continue;
-      }
-      const float scale = is_capped ? 1.0f : rows.scale[r];
-      const float sum = row.weigh(rows.maximum[r], scale, rows.power[r], groups.begin, groups.end);
-      rows.sum[r] = scale_by_power(sum, -rows.power[r]);
-      rows.maximum[r] *= scale;
-    }
-  }
-
-  // The scales of all keys and values that a row sees, and of their neighbours in groups. Returns whether
-  // those of the values are finite.
-  bool load_scales() {
-    Vec poison = Vec::zero();
-    for (int64_t block = chunk_.first_block; block < chunk_.last_block; ++block) {
-      const uint16_t* scales = chunk_.blocks[block] + kBlockSize * chunk_.shape.head_dim;
-      const int64_t begin = block * kLanes;
-      const auto seen = static_cast<__mmask16>(bits_between(first_ - begin, last_ - begin));
-      const Vec v = {_mm512_maskz_mov_ps(seen, Vec::load_bf16(scales + kLanes).v)};
-      Vec::load_bf16(scales).store(key_scales_ + begin);
-      v.store(value_scales_ + begin);
-      poison = fma(v, Vec::zero(), poison);
-    }
-    return _mm512_cmp_ps_mask(poison.v, poison.v, _CMP_UNORD_Q) == 0;
-  }
-
   // Puts the values of each four blocks together to tiles of full depth; the quants of a token that nobody
   // sees are multiplied by zero, whatever they are.
   void copy_values() {
@@ -326,49 +171,22 @@ class TileAttention {
     }
   }
 
-  // At most 65,535 x 127 x 256 in magnitude, hence exact in int32 also together.
   void store_column(const Rows& rows, int place, int64_t column, float* states) const {
     const int32_t* high = sums_ + 2 * place * kTileBytes / 4;
     float* out = states + kLanes + column * kLanes;
     for (int64_t r = 0; r < rows.count; ++r, out += chunk_.shape.state_floats(), high += kLanes) {
-      const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), 8),
-                                           _mm512_loadu_si512(high + kTileBytes / 4));
-      const __m512 power = _mm512_set1_ps(-rows.power[r]);
-      _mm512_storeu_ps(out, _mm512_scalef_ps(_mm512_cvtepi32_ps(sum), power));
+      store_accumulators(_mm512_loadu_si512(high), _mm512_loadu_si512(high + kTileBytes / 4),
+                         rows.power[r], out);
     }
   }
 
-  Chunk<uint16_t> chunk_;
-  int64_t rows_;
-  int64_t first_, last_;  // keys that any row sees
-  int64_t depth_;         // head_dim, rounded up to whole products
-  int32_t* sums_;         // [2 columns][2 planes][16][16 dimensions]
-  uint8_t* high_;         // [16][kChunkTokens]
-  uint8_t* low_;          // [16][kChunkTokens]
-  float* key_scales_;     // [kChunkTokens]
-  float* value_scales_;   // [kChunkTokens]; zero for tokens that no row sees
-  int8_t* queries_;       // [16][depth_]
-  int8_t* values_;        // [groups][head_dim / 16][16][16 dimensions][4 tokens]
-  int8_t* keys_;          // [blocks][16][16 tokens][4 dimensions], if head_dim is below 64
+  int64_t depth_;    // head_dim, rounded up to whole products
+  int32_t* sums_;    // [2 columns][2 planes][16][16 dimensions]
+  int8_t* queries_;  // [16][depth_]
+  int8_t* values_;   // [groups][head_dim / 16][16][16 dimensions][4 tokens]
+  int8_t* keys_;     // [blocks][16][16 tokens][4 dimensions], if head_dim is below 64
   const int8_t* keys_of_[kChunkBlocks];  // in the KV buffer, or the copy
-  ChunkFetch fetch_;
-  int64_t fetches_;  // lines for each block's keys, and for its values
 };
-
-inline void attend_chunk_tiles(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                               const UpcomingChunk& next, const AttentionScratch& scratch,
-                               float* states) {
-  if (TileAttention(shape, tile, index, next, scratch).run(states)) return;
-  // Rows of one query see the same keys, so none suffers from what another sees.
-  AttentionTile query = tile;
-  query.num_queries = 1;
-  for (int64_t i = 0; i < tile.num_queries; ++i) {
-    TileAttention(shape, query, index, {}, scratch).run(states);
-    query.q += tile.q_stride;
-    query.first_position += 1;
-    states += shape.group * shape.state_floats();
-  }
-}
 
 }  // namespace shoal::SHOAL_ISA_NAMESPACE
 

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-#if defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 

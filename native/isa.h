@@ -3,8 +3,8 @@
 
 namespace shoal {
 
-// Ordered: each set includes those before it. All but kAmx, which multiplies in bf16 and int8, give the
-// same bits.
+// Ordered: each set includes those before it. kPortable and kAvx2 give the same bits; kAvx512, which attends
+// in int8, and kAmx, which multiplies in bf16 too, have bits of their own.
 enum class Isa {
   kPortable,  // plain C++
   kAvx2,      // AVX2, FMA, F16C

@@ -1,5 +1,6 @@
 // The body of isa_<set>.cpp: all kernel families, compiled for one instruction set.
 #include "attention_kernels.h"
+#include "attention_vnni_kernels.h"
 #include "kernels.h"
 #include "linear_kernels.h"
 #if defined(__AMX_BF16__)
@@ -16,22 +17,30 @@ const Kernels kernels = {
     .linear = &kLinearKernels,
 #if defined(__AMX_BF16__)
     .tiles = &kTileKernels,
-    .kv_type = KvType::kInt8,
 #else
     .tiles = nullptr,
+#endif
+#if defined(__AVX512VNNI__)
+    .kv_type = KvType::kInt8,
+#else
     .kv_type = KvType::kHalf,
 #endif
     .rms_norm = rms_norm,
     .rope = rope,
     .gated_silu = gated_silu,
     .add = add,
-#if defined(__AMX_BF16__)
+#if defined(__AVX512VNNI__)
     .write_kv = write_kv_int8,
     .prepare_queries = prepare_queries,
-    .attend_chunk = attend_chunk_tiles,
 #else
     .write_kv = write_kv,
     .prepare_queries = nullptr,
+#endif
+#if defined(__AMX_BF16__)
+    .attend_chunk = attend_chunk_int8<TileAttention>,
+#elif defined(__AVX512VNNI__)
+    .attend_chunk = attend_chunk_int8<VectorAttention>,
+#else
     .attend_chunk = attend_chunk,
 #endif
     .merge_states = merge_states,

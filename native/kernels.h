@@ -59,7 +59,7 @@ struct UpcomingChunk {
   int64_t num_blocks = 0;
 };
 
-// Working memory of attend_chunk, 64-byte aligned. The kernels for AMX divide it in their own way.
+// Working memory of attend_chunk, 64-byte aligned. The kernels in int8 divide it in their own way.
 struct AttentionScratch {
   float* scores;  // [rows][kChunkTokens], at least 32 rows
   float* blocks;  // [kChunkBlocks][2 * 16 * head_dim]: the chunk in fp32

@@ -1,4 +1,5 @@
-// Keys and values of 8 bits, as AMX keeps them: in the order of its B tiles, with a scale for each token.
+// Keys and values of 8 bits, as AMX and AVX-512 keep them: in the order of B tiles, which is that of VNNI
+// too, with a scale for each token.
 //
 //   K: int8 [head_dim / 4][16 tokens][4 dimensions], V: int8 [head_dim / 16][4][16 dimensions][4 tokens],
 //   scales of K: bf16 [16], scales of V: bf16 [16]
@@ -12,7 +13,7 @@
 
 #include "vec.h"
 
-#if defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 

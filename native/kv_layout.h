@@ -3,8 +3,8 @@
 //   [num_blocks][num_layers][num_kv_heads] { K: half [head_dim][16], V: half [16][head_dim] }
 //
 // A block of 16 tokens is one contiguous chunk over all layers. K is transposed inside a block so that
-// its 16 tokens are the 16 lanes of a vector. With AMX elements have 8 bits, and their order and scales are
-// those of kv_int8_kernels.h.
+// its 16 tokens are the 16 lanes of a vector. With AVX-512 and AMX elements have 8 bits, and their order and
+// scales are those of kv_int8_kernels.h.
 #pragma once
 
 #include <cstdint>

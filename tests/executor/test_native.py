@@ -85,12 +85,12 @@ def test_logits_agree_with_the_numpy_executor(shape: TinyShape) -> None:
     got = executor.logits(step, all_rows=True)["a"]
     assert got.shape == want.shape
     # Keys and values are halves, 11 bits of precision, or integers of 8 bits.
-    error = 1.6e-2 if executor.isa == "amx" else 2e-3
+    error = 1.6e-2 if executor.isa in ("avx512", "amx") else 2e-3
     np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
 
 
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "amx"])
-def test_every_instruction_set_gives_the_same_bits(program: Program, isa: str) -> None:
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in ("avx512", "amx")])
+def test_portable_code_and_avx2_give_the_same_bits(program: Program, isa: str) -> None:
     step = one_request_step(random_prompt(50, seed=3))
     portable = make_executor(program, isa="portable").logits(step, all_rows=True)["a"]
     got = make_executor(program, isa=isa).logits(step, all_rows=True)["a"]

@@ -1,6 +1,6 @@
 """Attention through block tables: against NumPy in float64, and exact however it is divided.
 
-The instruction set "amx" multiplies integers of 8 bits: it has a KV layout and bits of its own.
+"avx512" and "amx" multiply integers of 8 bits: they have a KV layout and bits of their own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
 ISAS = kernels.instruction_sets()
 BEST = ISAS[-1]
+INT8_ISAS = [isa for isa in ISAS if isa in ("avx512", "amx")]
 BLOCK = 16
-EXP_ERROR = 1e-4  # of the exponential with AMX, relative
+EXP_ERROR = 1e-4  # of the exponential in int8, relative
 
 
 def to_bf16(x: npt.ArrayLike) -> Halves:
@@ -108,11 +109,11 @@ def as_seen_by(
     isa: str, heads: Heads, sequence: Sequence
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Queries, keys and values as the instruction set computes with them."""
-    if isa != "amx":
+    if isa not in INT8_ISAS:
         return tuple(x.astype(np.float64) for x in (sequence.q, sequence.k, sequence.v))
     dim = heads.head_dim
     matrix = rotation(dim)
-    prepared = kernels.prepare_queries("amx", sequence.q.reshape(-1), dim).reshape(-1, dim)
+    prepared = kernels.prepare_queries(isa, sequence.q.reshape(-1), dim).reshape(-1, dim)
     quants = prepared.view(np.int8)[:, :dim].astype(np.float64)
     q = (quants * prepared[:, dim // 4, None]).reshape(sequence.q.shape)
     k = Quantized.of(sequence.k @ matrix).values()
@@ -122,8 +123,8 @@ def as_seen_by(
 def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: str = BEST) -> None:
     """Compares with float64, given queries, keys and values as the instruction set rounds them.
 
-    AMX rounds exponentials by EXP_ERROR, which moves the result by at most twice that times the
-    mean of the values' magnitudes, and scaled weights to half of 1 / 2^15 of the largest.
+    Attention in int8 rounds exponentials by EXP_ERROR, which moves the result by at most twice that
+    times the mean of the values' magnitudes, and scaled weights to half of 1 / 2^15 of the largest.
     """
     group = heads.num_heads // heads.num_kv_heads
     rows, keys, values = as_seen_by(isa, heads, sequence)
@@ -139,7 +140,7 @@ def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: st
             total = weights.sum()
             want = weights / total @ v
             bound = heads.score_error * (1 + abs(want))
-            if isa == "amx":
+            if isa in INT8_ISAS:
                 bound += 2 * EXP_ERROR * (weights / total @ abs(v))
                 bound += 2**-16 * abs(v).max() * len(v) / total
             assert (abs(got[i, head] - want) <= bound).all(), (i, head)
@@ -147,13 +148,13 @@ def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: st
 
 def head_halves(isa: str, head_dim: int) -> int:
     """Of a block's keys and values of one head, in units of two bytes."""
-    return BLOCK * (head_dim + 2) if isa == "amx" else 2 * BLOCK * head_dim
+    return BLOCK * (head_dim + 2) if isa in INT8_ISAS else 2 * BLOCK * head_dim
 
 
 def write_tokens(kv: Halves, isa: str, token: int, k: Floats, v: Floats) -> None:
     """Writes a token to a block: kv [kv_heads, head_halves], k and v [kv_heads, head_dim]."""
     heads, dim = k.shape
-    if isa == "amx":
+    if isa in INT8_ISAS:
         keys = Quantized.of(k @ rotation(dim))
         values = Quantized.of(v.astype(np.float64))
         write_quants(kv, token, keys, values)
@@ -245,10 +246,24 @@ def test_agrees_with_float64_and_across_instruction_sets(
     got = {isa: native(heads, [sequence], isa)[0] for isa in ISAS}
     for isa in ISAS:
         assert_near_reference(got[isa], heads, sequence, isa)
-        if isa != "amx":
-            assert_same_bits(got[isa], got[ISAS[0]])
+        alike = INT8_ISAS if isa in INT8_ISAS else ISAS
+        assert_same_bits(got[isa], got[alike[0]])
 
 
+@pytest.mark.parametrize("isa", INT8_ISAS)
+@pytest.mark.parametrize("head_dim", range(16, 257, 16))
+@pytest.mark.parametrize("group", [1, 4, 9])
+def test_int8_takes_heads_and_groups_of_any_size(isa: str, head_dim: int, group: int) -> None:
+    heads = Heads(num_heads=group, head_dim=head_dim, scale=head_dim**-0.5)
+    sequence = random_sequence(heads, 90, 20, seed=head_dim)
+    got = native(heads, [sequence], isa)[0]
+    assert_near_reference(got, heads, sequence, isa)
+    for query in range(len(sequence.q)):
+        alone = native(heads, [sequence.part(query, query + 1)], isa)[0]
+        assert_same_bits(alone, got[query : query + 1])
+
+
+@pytest.mark.parametrize("isa", INT8_ISAS or ISAS[-1:])
 @settings(max_examples=25, deadline=None)
 @given(
     heads=st.sampled_from(HEADS),
@@ -257,19 +272,19 @@ def test_agrees_with_float64_and_across_instruction_sets(
     seed=st.integers(0, 1000),
 )
 def test_batch_mates_chunks_threads_and_blocks_change_no_bit(
-    heads: Heads, lengths: list[tuple[int, int]], cut: int, seed: int
+    isa: str, heads: Heads, lengths: list[tuple[int, int]], cut: int, seed: int
 ) -> None:
     sequences = [
         random_sequence(heads, queries + computed, queries, seed + i)
         for i, (queries, computed) in enumerate(lengths)
     ]
-    together = native(heads, sequences, num_threads=3, block_order=seed)
+    together = native(heads, sequences, isa, num_threads=3, block_order=seed)
     for sequence, got in zip(sequences, together, strict=True):
-        assert_same_bits(got, native(heads, [sequence])[0])
+        assert_same_bits(got, native(heads, [sequence], isa)[0])
     sequence, got = sequences[0], together[0]
     cut = min(cut, len(sequence.q))
     parts = [sequence.part(0, cut), sequence.part(cut, len(sequence.q))]
-    alone = [native(heads, [part], num_threads=2)[0] for part in parts if len(part.q)]
+    alone = [native(heads, [part], isa, num_threads=2)[0] for part in parts if len(part.q)]
     assert_same_bits(np.concatenate(alone), got)
 
 
@@ -291,14 +306,14 @@ def test_large_scores_do_not_overflow(scale: float, isa: str) -> None:
     assert_near_reference(got, heads, sequence, isa)
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
-def test_a_weight_of_half_a_part_in_65536_is_not_lost() -> None:
+@pytest.mark.parametrize("isa", INT8_ISAS)
+def test_a_weight_of_half_a_part_in_65536_is_not_lost(isa: str) -> None:
     heads = Heads(num_heads=1, scale=1.0)
     q, k, v = (np.zeros((count, 1, 16), np.float32) for count in (1, 2, 2))
     q[0, 0, 0] = 1.0
     k[0, 0, 0] = 15.5 * np.log(2)  # the other key weighs 2^-15.5
     v[0, 0, 0] = v[1, 0, 1] = 1.0
-    got = native(heads, [Sequence(q, k, v)], "amx")[0][0, 0]
+    got = native(heads, [Sequence(q, k, v)], isa)[0][0, 0]
     assert got[0] == pytest.approx(1.0, rel=0.01)
     assert got[1] == pytest.approx(2.0**-15, rel=0.1)
 
@@ -331,33 +346,36 @@ def test_a_key_that_is_not_finite_shows_in_the_result_of_those_who_see_it(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("token", [0, 270])
+@pytest.mark.parametrize("isa", INT8_ISAS or ISAS[-1:])
 @pytest.mark.parametrize("num_heads", [1, 3])  # with one, a tile of queries crosses a chunk's end
 def test_a_value_that_is_not_finite_changes_nothing_for_those_who_do_not_see_it(
-    num_heads: int, bad: float, window: int, token: int
+    isa: str, num_heads: int, bad: float, window: int, token: int
 ) -> None:
     heads = Heads(num_heads=num_heads, head_dim=48, window=window)
     sequence = random_sequence(heads, 400, 400, seed=8)
     values = sequence.v.copy()
     values[token, 0, 3] = bad
-    got = native(heads, [replace(sequence, v=values)])[0]
+    got = native(heads, [replace(sequence, v=values)], isa)[0]
     seen = slice(token, token + window if window else None)
-    spoiled = slice(None) if BEST == "amx" else 3  # with AMX a token's values share a scale
+    spoiled = slice(None) if isa in INT8_ISAS else 3  # in int8 a token's values share a scale
     assert not np.isfinite(got[seen, :, spoiled]).any()
     got[seen, :, spoiled] = 0
-    want = native(heads, [sequence])[0]
+    want = native(heads, [sequence], isa)[0]
     want[seen, :, spoiled] = 0
     assert_same_bits(got, want)
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 256])
 @pytest.mark.parametrize("token", [4, 11])
-def test_write_kv_rounds_rotated_keys_and_values_to_8_bits(head_dim: int, token: int) -> None:
+def test_write_kv_rounds_rotated_keys_and_values_to_8_bits(
+    isa: str, head_dim: int, token: int
+) -> None:
     rng = np.random.default_rng(9)
     k, v = (rng.standard_normal(head_dim).astype(np.float32) for _ in range(2))
     k[3] = 500.0
     v[:2] = [-0.0, 3e38]
-    got = kernels.write_kv("amx", k, v, token)
+    got = kernels.write_kv(isa, k, v, token)
     scales = got[BLOCK * head_dim :].reshape(2, BLOCK)[:, token]
     for x, scale in zip((k @ rotation(head_dim), v.astype(np.float64)), scales, strict=True):
         assert abs(x).max() / 127 * (1 - 1e-6) <= from_bf16(scale) <= abs(x).max() / 127 * 1.01
@@ -365,31 +383,31 @@ def test_write_kv_rounds_rotated_keys_and_values_to_8_bits(head_dim: int, token:
     values = Quantized(np.zeros((1, head_dim), np.int8), scales[1:])
     for quantized, x in ((keys, k @ rotation(head_dim)), (values, v.astype(np.float64))):
         quantized.quants[0] = np.rint(x / from_bf16(quantized.scales)[0])
-    want = np.zeros((1, head_halves("amx", head_dim)), np.uint16)
+    want = np.zeros((1, head_halves(isa, head_dim)), np.uint16)
     write_quants(want, token, keys, values)
     difference = abs(got.view(np.int8).astype(int) - want[0].view(np.int8).astype(int))
     assert (difference <= 1).all()
     assert (difference == 1).sum() <= 1  # where the rotation in fp32 comes to a tie
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_write_kv_marks_what_is_not_finite_by_its_scale(bad: float) -> None:
+def test_write_kv_marks_what_is_not_finite_by_its_scale(isa: str, bad: float) -> None:
     k, v = np.ones(32, np.float32), np.ones(32, np.float32)
     k[5] = bad
-    got = kernels.write_kv("amx", k, v, 2)
+    got = kernels.write_kv(isa, k, v, 2)
     assert np.isnan(from_bf16(got[BLOCK * 32 + 2]))
     v[31] = bad
-    assert np.isnan(from_bf16(kernels.write_kv("amx", k, v, 2)[BLOCK * 32 + BLOCK + 2]))
+    assert np.isnan(from_bf16(kernels.write_kv(isa, k, v, 2)[BLOCK * 32 + BLOCK + 2]))
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 256])
-def test_queries_are_rotated_and_rounded_to_8_bits(head_dim: int) -> None:
+def test_queries_are_rotated_and_rounded_to_8_bits(isa: str, head_dim: int) -> None:
     q = np.random.default_rng(10).standard_normal((5, head_dim)).astype(np.float32)
     q[1] = 0.0
     q[2] *= 1e-36
-    prepared = kernels.prepare_queries("amx", q.reshape(-1), head_dim).reshape(q.shape)
+    prepared = kernels.prepare_queries(isa, q.reshape(-1), head_dim).reshape(q.shape)
     scales = prepared[:, head_dim // 4].astype(np.float64)
     got = prepared.view(np.int8)[:, :head_dim] * scales[:, None]
     want = q @ rotation(head_dim)

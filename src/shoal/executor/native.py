@@ -127,7 +127,7 @@ class NativeExecutor:
     `kv_cache_bytes` of address space are reserved at once and become memory as blocks are used.
     Token ids from `num_valid_tokens` up are padding of the vocabulary and are never chosen. `isa`
     names the instruction set; None takes the environment variable SHOAL_ISA or the best available.
-    All but amx give the same bits.
+    portable and avx2 give the same bits, avx512 and amx each their own.
 
     Raises:
         ValueError: the program can't run, `kv_cache_bytes` holds too few blocks, or `isa` is not

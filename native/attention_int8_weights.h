@@ -1,12 +1,12 @@
-// The weights of one row of attention on AMX: from the products of its query with keys to bytes for the
-// tile unit.
+// The weights of one row of attention in int8: from the products of its query with keys to bytes that
+// multiply values.
 #pragma once
 
 #include "attention_kernels.h"
 #include "exp2.h"
 #include "kv_int8_kernels.h"
 
-#if defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__)
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
@@ -32,6 +32,13 @@ SHOAL_INLINE uint64_t bits_between(int64_t first, int64_t last) {
   const uint64_t above = first > 0 ? ~uint64_t{0} << first : ~uint64_t{0};
   const uint64_t below = last < 64 ? ~(~uint64_t{0} << last) : ~uint64_t{0};
   return above & below;
+}
+
+// A state's next 16 accumulators, from the sums of both planes: at most 65,535 x 127 x 256 in magnitude,
+// hence exact in int32 also together.
+SHOAL_INLINE void store_accumulators(__m512i high, __m512i low, float power, float* out) {
+  const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+  _mm512_storeu_ps(out, _mm512_scalef_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(-power)));
 }
 
 // One row and the keys [first, last) of the chunk that it sees: from products to weights.
