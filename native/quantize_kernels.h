@@ -55,30 +55,28 @@ SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizeArgs& args, Qu
   return of_low + of_high;
 }
 
+// The integers of a group whose shift is known already; `inverse` is that of the unit at the largest shift.
 template <bool kWide>
-SHOAL_INLINE void quantize_group(const float* x, float largest, float inverse,
-                                 const QuantizeArgs& args, QuantizedGroup* out) {
-  Vec low = Vec::load(x), high = Vec::load(x + kLanes);
-  const int32_t count = halvings(largest, reduce_max(max(abs(low), abs(high))));
+SHOAL_INLINE void quantize_group(const float* x, float inverse, const QuantizeArgs& args,
+                                 QuantizedGroup* out) {
+  const int32_t count = kMostShift - out->shift;
   const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << count));
-  low = low * factor;
-  high = high * factor;
-  out->shift = kMostShift - count;
+  const Vec low = Vec::load(x) * factor, high = Vec::load(x + kLanes) * factor;
   if constexpr (!kWide) {
     out->sum = store_plane(low, high, args, *out) << out->shift;
-  } else {
-    const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
-    int32_t sum = 16 * store_plane(coarse_low, coarse_high, args, out[0]);
-    out[1].shift = count <= kFineHalvings;
-    Vec fine_low = Vec::zero(), fine_high = Vec::zero();
-    if (out[1].shift) {
-      const Vec sixteen = Vec::broadcast(16.0f);
-      fine_low = (low - coarse_low) * sixteen;
-      fine_high = (high - coarse_high) * sixteen;
-    }
-    sum += store_plane(fine_low, fine_high, args, out[1]);
-    out->sum = sum << out->shift;
+    return;
   }
+  const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
+  int32_t sum = 16 * store_plane(coarse_low, coarse_high, args, out[0]);
+  out[1].shift = count <= kFineHalvings;
+  Vec fine_low = Vec::zero(), fine_high = Vec::zero();
+  if (out[1].shift) {
+    const Vec sixteen = Vec::broadcast(16.0f);
+    fine_low = (low - coarse_low) * sixteen;
+    fine_high = (high - coarse_high) * sixteen;
+  }
+  sum += store_plane(fine_low, fine_high, args, out[1]);
+  out->sum = sum << out->shift;
 }
 
 // The sums of all groups, in a power of two that brings the largest to the bits of kLargestSum.
@@ -109,8 +107,13 @@ SHOAL_INLINE void quantize_row(const float* x, const QuantizeArgs& args, const Q
   const float inverse = is_any ? kLevels / largest : 0.0f;
   constexpr int kPlanes = kWide ? 2 : 1;
   QuantizedGroup* const groups = out.group(row);
+  // In two passes: in one, each group would wait for its own largest.
   for (int64_t g = 0; g < out.groups; ++g) {
-    quantize_group<kWide>(x + g * kGroup, largest, inverse, args, groups + g * kPlanes);
+    const Vec low = abs(Vec::load(x + g * kGroup)), high = abs(Vec::load(x + g * kGroup + kLanes));
+    groups[g * kPlanes].shift = kMostShift - halvings(largest, reduce_max(max(low, high)));
+  }
+  for (int64_t g = 0; g < out.groups; ++g) {
+    quantize_group<kWide>(x + g * kGroup, inverse, args, groups + g * kPlanes);
   }
   quantize_sums<kPlanes>(groups, out, row);
   out.row(row).unit = is_any || largest != largest ? largest / kUnits : 0.0f;
