@@ -1,9 +1,9 @@
 // Matrix products over packed weights, written once on Vec; compiled for each instruction set.
 //
-// Canonical arithmetic of one output, whatever the kernel: for each 32 groups of formats with a min, ascending,
-//   acc = fma(float(sum_g min_w sum_x), min_unit_w * sum_unit_x, acc)
-// then for each group of 32 columns
+// Canonical arithmetic of one output, whatever the kernel: for each group g of 32 columns ascending,
 //   acc = fma(float(sum_k (q_w - zero) q_x << shift_x), d_w, acc)   (per half group for Q6_K)
+// then for each 32 groups of formats with a min, ascending,
+//   acc = fma(float(sum_g min_w sum_x), min_unit_w * sum_unit_x, acc)
 // and y = acc * unit_x, the integer sums being exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
@@ -23,8 +23,6 @@ struct Quantized {
   static constexpr bool kHasMin = has_min;
   static constexpr bool kHalfScales = half_scales;
   static constexpr int kHalves = halves;  // scales per group
-  static constexpr int64_t kGroupBytes =  // of a tile
-      kTile * (kGroup * bits / 8 + halves * (half_scales ? 2 : 4) + (has_min ? 2 : 0));
 };
 using Q4_1 = Quantized<4, true, true, 1>;
 using Q4_0 = Quantized<4, false, true, 1>;
@@ -177,10 +175,8 @@ SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t r
 }
 
 // Fetches lines into the second-level cache: left alone, the hardware fetches too little ahead.
-template <int64_t kBytes>
-SHOAL_INLINE void fetch(const uint8_t* from) {
-#pragma GCC unroll 20
-  for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+SHOAL_INLINE void fetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
 template <int R>
@@ -204,16 +200,16 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     return reinterpret_cast<const QuantizedGroup*>(reinterpret_cast<const uint8_t*>(x) + r * stride);
   };
   const uint8_t* next = args.w->tile(tile + 2);
+  const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < 2; ++c) __builtin_prefetch(args.y + (row + r) * args.y_stride + (tile + c) * kTile, 1);
   }
   Vec acc[R][2];
   for (auto& a : acc) a[0] = a[1] = Vec::zero();
-  if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
   for (int64_t g = 0; g < groups; ++g) {
     if constexpr (Tile::kIsPacked) {
-      fetch<2 * F::kGroupBytes>(next);
-      next += 2 * F::kGroupBytes;
+      fetch(next, next_bytes);
+      next += next_bytes;
     }
     Int dot[R][2][H];
     for (int r = 0; r < R; ++r) {
@@ -245,6 +241,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     }
     x += kWide ? 2 : 1;
   }
+  if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
   for (int r = 0; r < R; ++r) {
     const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
     for (int c = 0; c < 2; ++c) acc[r][c] = acc[r][c] * unit;
