@@ -57,15 +57,13 @@ class _Recorder:
         self._buffers: dict[str, int] = {}  # those in use
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
         # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
-        # values are computed from, the first layer, whose errors all others carry on, and the few
-        # rows that need logits.
+        # values are computed from, and the few rows that need logits.
         self._wide_buffers = {
             view.buffer
             for op in program.ops
             if isinstance(op, Attention)
             for view in (op.q, op.k, op.v)
         }
-        self._num_layers_begun = 0  # a layer begins with its attention
         self._rows_are_selected = False
 
     def record_feed_forward(self, ops: list[Op]) -> int:
@@ -143,11 +141,7 @@ class _Recorder:
             start += width
 
     def _is_wide(self, op: Linear) -> bool:
-        return (
-            self._rows_are_selected
-            or self._num_layers_begun <= 1
-            or op.out.buffer in self._wide_buffers
-        )
+        return self._rows_are_selected or op.out.buffer in self._wide_buffers
 
     def _stacks(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Neighbours of one storage type, which are multiplied as one matrix."""
@@ -160,7 +154,6 @@ class _Recorder:
         return stacks
 
     def _record_attention(self, op: Attention) -> None:
-        self._num_layers_begun += 1
         self._session.attention(
             self._view(op.q),
             self._view(op.k),
