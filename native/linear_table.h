@@ -40,8 +40,9 @@ struct PackedMatrix {
 // Activations as integers: x = unit * (q << shift), or where q has 12 bits, unit * ((16 * q + fine) << shift).
 //
 // The unit is of the row, the shift of a group of 32 columns, so that a product needs no scale of the
-// activations: a group whose largest is half of the row's has one less, down to none. What a row holds lies
-// together: a QuantizedRow, its sums and its groups.
+// activations: a group whose largest is half of the row's has one less, down to none. Only groups of the largest
+// shift have a `fine`, as the others' errors are smaller. What a row holds lies together: a QuantizedRow, its
+// sums and its groups.
 struct QuantizedRow {
   float unit;      // NaN if the row has a number that is not finite
   float sum_unit;  // sum over a group = unit * sum_unit * its int16
@@ -49,12 +50,10 @@ struct QuantizedRow {
 struct QuantizedGroup {
   int8_t q[kGroup];
   int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
-  int32_t shift;     // of the second plane: whether it isn't zero
+  int32_t shift;     // of the second plane, `fine`: whether there is one
   int32_t sum;       // of (q << shift) over both planes; not of the second plane
 };
 inline constexpr int kMostShift = 6;
-// A second plane is left out of groups that are smaller than this many halvings of the row's largest.
-inline constexpr int kFineHalvings = 1;
 
 // In size; products of 32 of each add up exactly in int32.
 inline constexpr int kLargestMin = 8191;

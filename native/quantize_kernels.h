@@ -59,8 +59,7 @@ SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizeArgs& args, Qu
 template <bool kWide>
 SHOAL_INLINE void quantize_group(const float* x, float inverse, const QuantizeArgs& args,
                                  QuantizedGroup* out) {
-  const int32_t count = kMostShift - out->shift;
-  const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << count));
+  const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << (kMostShift - out->shift)));
   const Vec low = Vec::load(x) * factor, high = Vec::load(x + kLanes) * factor;
   if constexpr (!kWide) {
     out->sum = store_plane(low, high, args, *out) << out->shift;
@@ -68,7 +67,7 @@ SHOAL_INLINE void quantize_group(const float* x, float inverse, const QuantizeAr
   }
   const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
   int32_t sum = 16 * store_plane(coarse_low, coarse_high, args, out[0]);
-  out[1].shift = count <= kFineHalvings;
+  out[1].shift = out[0].shift == kMostShift;
   Vec fine_low = Vec::zero(), fine_high = Vec::zero();
   if (out[1].shift) {
     const Vec sixteen = Vec::broadcast(16.0f);

@@ -66,8 +66,8 @@ def quantized_as_documented(x: Floats, wide: bool) -> npt.NDArray[np.float64]:
     with np.errstate(divide="ignore"):
         halvings = np.minimum(np.floor(np.log2(of_row / of_group)), 6)
     scale = of_row / 127 / 2**halvings
-    if wide:  # a second plane of four bits, but for small groups
-        scale /= np.where(halvings <= 2, 16, 1)
+    if wide:  # a second plane of four bits in the largest groups
+        scale /= np.where(halvings == 0, 16, 1)
     return (np.rint(groups / scale) * scale).reshape(x.shape)
 
 
@@ -82,13 +82,13 @@ def test_a_product_is_that_of_the_quantised_activations(kind: WeightType, wide: 
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_eight_bits_cost_less_than_one_per_cent_and_a_second_plane_leaves_a_quarter(
+def test_eight_bits_cost_less_than_one_per_cent_and_a_second_plane_a_third_less(
     kind: WeightType,
 ) -> None:
     weight, x = random_weight(kind), random_rows(9)
     error = relative_error(multiply(weight, x), weight, x)
     assert error < 1e-2
-    assert relative_error(multiply(weight, x, wide=True), weight, x) < error / 4
+    assert relative_error(multiply(weight, x, wide=True), weight, x) < error * 2 / 3
 
 
 def rounded_to_bf16(x: Floats) -> Floats:
