@@ -1,6 +1,7 @@
 // Int: sixteen int32 lanes, and the dot products of bytes that add to them.
 //
-// Integer sums are exact, so that every instruction set gives the same lanes whatever its own order.
+// Integer sums are exact, so that every instruction set gives the same lanes whatever its own order. Shifted
+// by a negative number, lanes are zero.
 #pragma once
 
 #include "linear_table.h"
@@ -113,7 +114,7 @@ struct Int {
   }
   SHOAL_INLINE Int shifted(int32_t n) const {
     Int r = *this;
-    for (int32_t& x : r.lane) x <<= n;
+    for (int32_t& x : r.lane) x = n < 0 ? 0 : x << n;
     return r;
   }
   SHOAL_INLINE Vec to_float() const {

@@ -2,8 +2,11 @@
 //
 // Canonical arithmetic of one output, whatever the kernel: for each group g of 32 columns ascending,
 //   acc = fma(float(sum_k (q_w - zero) q_x << shift_x), d_w, acc)   (per half group for Q6_K)
-// then for each 32 groups of formats with a min, ascending,
+// where shift_x isn't negative; then for each 32 groups of formats with a min, ascending,
 //   acc = fma(float(sum_g min_w sum_x), min_unit_w * sum_unit_x, acc)
+// then for each group of a negative shift
+//   acc = fma(float(sum_k (q_w - zero) q_x), d_w * 2^shift_x, acc)
+//   acc = fma(m_w, sum_x * 2^shift_x, acc)
 // and y = acc * unit_x, the integer sums being exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
@@ -174,6 +177,32 @@ SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t r
   }
 }
 
+// Adds what the groups of negative shifts add to one row of two tiles, mins included.
+template <typename F, bool kWide, typename Tile>
+__attribute__((noinline)) void add_small_groups(const GemmArgs& args, const Tile* w, int64_t row, Vec* acc) {
+  const QuantizedGroup* x = args.x.group(row);
+  for (int64_t g = 0; g < args.x.groups; ++g, x += kWide ? 2 : 1) {
+    if (x->shift >= 0) continue;
+    constexpr int H = F::kHalves;
+    const float power = bits_to_float(static_cast<uint32_t>(127 + x->shift) << 23);
+    const Vec of_dot = Vec::broadcast(kWide ? 16.0f * power : power);
+    const Vec of_sum = Vec::broadcast(static_cast<float>(x->sum) * power);
+    Int dot[1][2][H];
+    for (int h = 0; h < H; ++h) dot[0][0][h] = dot[0][1][h] = Int::broadcast(x->start[h]);
+    multiply_group<F, 1>(w, g, x->q, 0, dot);
+    for (int c = 0; c < 2; ++c) {
+      for (int h = 0; h < H; ++h) {
+        acc[c] = fma(dot[0][c][h].to_float(), w[c].scale(g, h) * of_dot, acc[c]);
+      }
+      if constexpr (F::kHasMin) {
+        const int16_t of_pair[2] = {g % 2 == 0, g % 2 == 1};
+        const Int min = dot2(Int::broadcast(0), w[c].mins.of_pair(g / 2), of_pair);
+        acc[c] = fma(min.to_float() * w[c].mins.unit(), of_sum, acc[c]);
+      }
+    }
+  }
+}
+
 // Fetches lines into the second-level cache: left alone, the hardware fetches too little ahead.
 SHOAL_INLINE void fetch(const uint8_t* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
@@ -190,7 +219,7 @@ SHOAL_INLINE void store_pair(const GemmArgs& args, int64_t tile, int64_t row, co
   }
 }
 
-// R rows from `row` on times two neighbouring tiles. kWide: q has 12 bits.
+// R rows from `row` on times two neighbouring tiles.
 template <typename F, int R, bool kWide, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   constexpr int H = F::kHalves;
@@ -218,9 +247,9 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     multiply_group<F, R>(w, g, x->q, stride, dot);
     Vec missing = Vec::broadcast(1.0f);
     if constexpr (kWide) {
-      int32_t is_fine = 0;
-      for (int r = 0; r < R; ++r) is_fine |= of_row(r)[1].shift;
-      if (is_fine) {
+      int32_t most = of_row(0)->shift;
+      for (int r = 1; r < R; ++r) most = of_row(r)->shift > most ? of_row(r)->shift : most;
+      if (most == kMostShift) {
         for (int r = 0; r < R; ++r) {
           for (int h = 0; h < H; ++h) {
             for (int c = 0; c < 2; ++c) dot[r][c][h] = dot[r][c][h].shifted(4) + of_row(r)[1].start[h];
@@ -243,6 +272,11 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   }
   if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
   for (int r = 0; r < R; ++r) {
+    if (args.x.row(row + r).has_small_groups) {
+      Vec of_row[2] = {acc[r][0], acc[r][1]};
+      add_small_groups<F, kWide>(args, w, row + r, of_row);
+      for (int c = 0; c < 2; ++c) acc[r][c] = of_row[c];
+    }
     const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
     for (int c = 0; c < 2; ++c) acc[r][c] = acc[r][c] * unit;
   }

@@ -37,23 +37,25 @@ struct PackedMatrix {
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations as integers: x = unit * (q << shift), or where q has 12 bits, unit * ((16 * q + fine) << shift).
+// Activations as integers: x = unit * 2^shift * q, or of a row's largest groups, where the product is to be
+// `wide`, unit * 2^shift * (16 * q + fine).
 //
 // The unit is of the row, the shift of a group of 32 columns, so that a product needs no scale of the
-// activations: a group whose largest is half of the row's has one less, down to none. Only groups of the largest
-// shift have a `fine`, as the others' errors are smaller. What a row holds lies together: a QuantizedRow, its
-// sums and its groups.
+// activations: a group whose largest is half of the row's has one less, and so on. What a row holds lies
+// together: a QuantizedRow, its sums and its groups.
 struct QuantizedRow {
   float unit;      // NaN if the row has a number that is not finite
   float sum_unit;  // sum over a group = unit * sum_unit * its int16
+  bool has_small_groups;  // of a negative shift, whose int16 sums are zero
 };
-struct QuantizedGroup {
+struct QuantizedGroup {  // or a second plane for `fine`, which is zero unless the shift is kMostShift
   int8_t q[kGroup];
   int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
-  int32_t shift;     // of the second plane, `fine`: whether there is one
-  int32_t sum;       // of (q << shift) over both planes; not of the second plane
+  int32_t shift;     // of the first plane alone, as is
+  int32_t sum;       // of q, or of 16 * q + fine
 };
 inline constexpr int kMostShift = 6;
+inline constexpr int kLeastShift = -14;  // of groups a millionth of the row's largest, and smaller
 
 // In size; products of 32 of each add up exactly in int32.
 inline constexpr int kLargestMin = 8191;
@@ -61,7 +63,7 @@ inline constexpr uint32_t kLargestSum = 8191;
 inline constexpr int64_t kMinGroups = 32;
 
 struct QuantizedRows {
-  bool wide;        // 12 bits: two planes for each group, one after the other
+  bool wide;        // two planes for each group, one after the other
   int64_t groups;
   uint8_t* data;    // [rows][stride]
 

@@ -6,7 +6,7 @@
 
 namespace shoal {
 
-inline constexpr int kGroup = 32;  // columns that share an activation scale
+inline constexpr int kGroup = 32;  // columns whose activations share a power of two
 
 // How quantised weights are kept: w = scale * (q - zero) + min.
 enum class Format { kQ4_1, kQ4_0, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kF32, kF16, kBF16 };

@@ -53,9 +53,6 @@ struct Vec {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
-  static SHOAL_INLINE Vec load_int32(const int32_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))};
-  }
   SHOAL_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
   SHOAL_INLINE void store_half(uint16_t* p) const {  // rounds to nearest, ties to even
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
@@ -116,10 +113,6 @@ struct Vec {
       return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
     };
     return {widen(p), widen(p + 8)};
-  }
-  static SHOAL_INLINE Vec load_int32(const int32_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
-            _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)))};
   }
   SHOAL_INLINE void store(float* p) const {
     _mm256_storeu_ps(p, lo);
@@ -198,7 +191,6 @@ struct Vec {
   static SHOAL_INLINE Vec load_bf16(const uint16_t* p) {
     return each([&](int i) { return bits_to_float(static_cast<uint32_t>(p[i]) << 16); });
   }
-  static SHOAL_INLINE Vec load_int32(const int32_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
   SHOAL_INLINE void store(float* p) const {
     for (int i = 0; i < kLanes; ++i) p[i] = lane[i];
   }

@@ -16,9 +16,10 @@ Floats = npt.NDArray[np.float32]
 ISAS = kernels.instruction_sets()
 INTEGER_ISAS = [isa for isa in ISAS if isa != "amx"]
 OUTPUTS, INPUTS = 83, 512  # the last tile of 16 outputs is not full; two blocks of a K-quant
-MANY_INPUTS = 1280  # three parts that many rows go by one after the other on AMX
+MANY_INPUTS = 1280  # more groups than an exact sum of mins takes; on AMX three parts
 DENSE = (WeightType.F32, WeightType.F16, WeightType.BF16)
 QUANTIZED = tuple(kind for kind in WeightType if kind not in DENSE)
+SIMPLE = (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)  # in blocks of 32
 # Around the row blocks of the kernels (2, 6, 16 and 32), the most rows that read tiles as they are
 # packed (12), and beyond one task (128, on AMX 1,024, and 384 of MANY_INPUTS).
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 23, 31, 32, 33, 36, 37, 49, 130, 530)
@@ -63,8 +64,8 @@ def quantized_as_documented(x: Floats, wide: bool) -> npt.NDArray[np.float64]:
     groups = x.astype(np.float64).reshape(len(x), -1, 32)
     of_group = np.abs(groups).max(axis=-1, keepdims=True)
     of_row = of_group.max(axis=1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        halvings = np.minimum(np.floor(np.log2(of_row / of_group)), 6)
+    of_group[of_group == 0] = of_row.min()
+    halvings = np.minimum(np.floor(np.log2(of_row / of_group)), 20)
     scale = of_row / 127 / 2**halvings
     if wide:  # a second plane of four bits in the largest groups
         scale /= np.where(halvings == 0, 16, 1)
@@ -143,6 +144,69 @@ def test_the_look_up_gives_the_rows_of_the_file(isa: str, kind: WeightType) -> N
     is_rounded = has_min or (isa == "amx" and kind.value.endswith("_K"))
     limit = np.abs(want).max() * (2**-10 if is_rounded else 2**-23)
     np.testing.assert_allclose(got.reshape(want.shape), want, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [(kind, MANY_INPUTS) for kind in QUANTIZED]
+    + [(kind, inputs) for kind in SIMPLE for inputs in (32, 96, 1056, 2080)],
+)
+@pytest.mark.parametrize("wide", [False, True])
+def test_any_number_of_groups_is_multiplied(kind: WeightType, inputs: int, wide: bool) -> None:
+    weight, x = random_weight(kind, inputs), random_rows(7, inputs)
+    got = multiply(weight, x, wide=wide)
+    assert relative_error(got, weight, x) < 1e-2
+    for isa in INTEGER_ISAS:
+        assert_same_bits(rows_alone(weight, x, isa, wide), got, isa)
+
+
+@pytest.mark.parametrize("kind", SIMPLE)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("size", [30, 100, 1000, 10_000])
+def test_large_activations_leave_the_others_their_bits(
+    kind: WeightType, wide: bool, size: float
+) -> None:
+    values = np.random.default_rng(7).standard_normal((OUTPUTS, INPUTS)).astype(np.float32)
+    values[:, 64:96] = 0  # so that only the others are seen
+    data = np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(-1)
+    weight = WeightTensor("w", (OUTPUTS, INPUTS), kind, data)
+    x = np.random.default_rng(3).standard_normal((7, INPUTS)).astype(np.float32)
+    x[:, 64:96] *= np.float32(size)
+    got = multiply(weight, x, wide=wide)
+    assert relative_error(got, weight, x) < 1e-2
+    for isa in INTEGER_ISAS:
+        assert_same_bits(rows_alone(weight, x, isa, wide), got, isa)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_not_finite_stays_in_its_row(kind: WeightType, wide: bool) -> None:
+    weight, x = random_weight(kind), random_rows(17)
+    for isa in INTEGER_ISAS:
+        want = multiply(weight, x, isa=isa, wide=wide)
+        for row, number in ((2, np.nan), (5, np.inf), (11, -np.inf)):
+            poisoned = x.copy()
+            poisoned[row, 70] = number
+            got = multiply(weight, poisoned, isa=isa, wide=wide)
+            assert np.isnan(got[row]).all()
+            others = np.arange(len(x)) != row
+            assert_same_bits(got[others], want[others], (isa, row))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_sums_at_their_limits_are_exact(wide: bool, sign: int) -> None:
+    # All quants at their ends, all activations the largest: the longest sums that there can be.
+    inputs, outputs = 2080, 32
+    blocks = np.zeros((outputs * inputs // 32, 34), np.uint8)
+    blocks[:, :2] = np.array([1.0], np.float16).view(np.uint8)
+    blocks[:, 2:] = np.int8(-128 if sign < 0 else 127).view(np.uint8)
+    weight = WeightTensor("w", (outputs, inputs), WeightType.Q8_0, blocks.reshape(-1))
+    x = np.full((3, inputs), 127.0, np.float32)
+    want = (-128 if sign < 0 else 127) * 127.0 * inputs
+    for isa in INTEGER_ISAS:
+        got = kernels.linear(isa, 1, "Q8_0", weight.data, outputs, x.reshape(-1), 3, wide)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", DENSE)
