@@ -56,8 +56,8 @@ class _Recorder:
         self._columns = program.buffers
         self._buffers: dict[str, int] = {}  # those in use
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
-        # Activations of 12 bits where an answer is most sensitive to them: what queries, keys and
-        # values are computed from, and the few rows that need logits.
+        # A row's largest activations have 12 bits where an answer is most sensitive to them: in
+        # what queries, keys and values are computed from, and in the few rows that need logits.
         self._wide_buffers = {
             view.buffer
             for op in program.ops
