@@ -62,7 +62,7 @@ struct TileMins {
   SHOAL_INLINE Vec unit() const { return Vec::load(units); }
 };
 
-// A tile read as it is packed: for few rows.
+// A tile read as it is packed.
 template <typename F>
 struct PackedTile {
   static constexpr bool kIsPacked = true;
@@ -87,7 +87,7 @@ struct PackedTile {
   }
 };
 
-// A tile unpacked to bytes and fp32 scales in the caches: for many rows.
+// A tile unpacked to bytes and fp32 scales in the caches: for more than kPackedRows.
 template <typename F>
 struct UnpackedTile {
   static constexpr bool kIsPacked = false;
@@ -177,7 +177,7 @@ SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t r
   }
 }
 
-// Adds what the groups of negative shifts add to one row of two tiles, mins included.
+// Adds the groups of negative shifts, mins included, to one row of two tiles. Not inlined, as it is rare.
 template <typename F, bool kWide, typename Tile>
 __attribute__((noinline)) void add_small_groups(const GemmArgs& args, const Tile* w, int64_t row, Vec* acc) {
   const QuantizedGroup* x = args.x.group(row);
@@ -245,7 +245,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
       for (int h = 0; h < H; ++h) dot[r][0][h] = dot[r][1][h] = Int::broadcast(of_row(r)->start[h]);
     }
     multiply_group<F, R>(w, g, x->q, stride, dot);
-    Vec missing = Vec::broadcast(1.0f);
+    Vec missing = Vec::broadcast(1.0f);  // in place of the second plane's 16, where no row has one
     if constexpr (kWide) {
       int32_t most = of_row(0)->shift;
       for (int r = 1; r < R; ++r) most = of_row(r)->shift > most ? of_row(r)->shift : most;
@@ -273,9 +273,9 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
   for (int r = 0; r < R; ++r) {
     if (args.x.row(row + r).has_small_groups) {
-      Vec of_row[2] = {acc[r][0], acc[r][1]};
-      add_small_groups<F, kWide>(args, w, row + r, of_row);
-      for (int c = 0; c < 2; ++c) acc[r][c] = of_row[c];
+      Vec copy[2] = {acc[r][0], acc[r][1]};  // whose address may be taken: `acc` stays in registers
+      add_small_groups<F, kWide>(args, w, row + r, copy);
+      for (int c = 0; c < 2; ++c) acc[r][c] = copy[c];
     }
     const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
     for (int c = 0; c < 2; ++c) acc[r][c] = acc[r][c] * unit;

@@ -48,11 +48,12 @@ struct QuantizedRow {
   float sum_unit;  // sum over a group = unit * sum_unit * its int16
   bool has_small_groups;  // of a negative shift, whose int16 sums are zero
 };
-struct QuantizedGroup {  // or a second plane for `fine`, which is zero unless the shift is kMostShift
+// A group, or its second plane, which has `fine` for q (zero unless the shift is kMostShift) and no shift or sum.
+struct QuantizedGroup {
   int8_t q[kGroup];
   int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
-  int32_t shift;     // of the first plane alone, as is
-  int32_t sum;       // of q, or of 16 * q + fine
+  int32_t shift;
+  int32_t sum;  // of q, or of 16 * q + fine
 };
 inline constexpr int kMostShift = 6;
 inline constexpr int kLeastShift = -14;  // of groups a millionth of the row's largest, and smaller

@@ -17,7 +17,7 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-// Rows of one task: their quantised activations (up to 4,096 columns) stay in the second-level cache.
+// Rows of one task: their activations of 8 bits (up to 4,096 columns) stay in the second-level cache.
 constexpr int64_t kRowsPerTask = 128;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -73,19 +73,23 @@ float min_about_zero(Format format, const DecodedGroup& group) {
   return group.min + static_cast<float>(zero_point(format)) * group.scale[0];
 }
 
+// Where a tile has the min of a group, an int16, and their unit.
+int64_t min_place(const PackedMatrix& m, int64_t g, int64_t column) {
+  return m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * static_cast<int64_t>(sizeof(int16_t));
+}
+int64_t min_unit_place(const PackedMatrix& m, int64_t column) {
+  return m.min_unit_offset + column * static_cast<int64_t>(sizeof(float));
+}
+
 // The mins of all groups of one output.
-void pack_mins(const uint8_t* row, const PackedMatrix& m, uint8_t* tile, int64_t column) {
-  std::vector<float> mins;
+void pack_mins(const std::vector<float>& mins, const PackedMatrix& m, uint8_t* tile, int64_t column) {
   float largest = 0.0f;
-  for (int64_t g = 0; g < m.groups(); ++g) {
-    mins.push_back(min_about_zero(m.format, decode_group(m.format, row, g)));
-    largest = std::max(largest, std::fabs(mins.back()));
-  }
+  for (const float min : mins) largest = std::max(largest, std::fabs(min));
   const float unit = largest / kLargestMin;
-  std::memcpy(tile + m.min_unit_offset + column * 4, &unit, sizeof unit);
+  std::memcpy(tile + min_unit_place(m, column), &unit, sizeof unit);
   for (int64_t g = 0; g < m.groups(); ++g) {
     const auto min = static_cast<int16_t>(unit > 0.0f ? std::lrint(mins[g] / unit) : 0);
-    std::memcpy(tile + m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * 2, &min, sizeof min);
+    std::memcpy(tile + min_place(m, g, column), &min, sizeof min);
   }
 }
 
@@ -156,10 +160,13 @@ PackedLinear::PackedLinear(Format format, const WeightSource& source, const Line
         pack_dense_row(row, matrix_, tile, n % kTile);
         continue;
       }
+      std::vector<float> mins;
       for (int64_t g = 0; g < matrix_.groups(); ++g) {
-        pack_group(decode_group(matrix_.format, row, g), matrix_, tile, g, n % kTile);
+        const DecodedGroup group = decode_group(matrix_.format, row, g);
+        pack_group(group, matrix_, tile, g, n % kTile);
+        mins.push_back(min_about_zero(matrix_.format, group));
       }
-      if (has_min(matrix_.format)) pack_mins(row, matrix_, tile, n % kTile);
+      if (has_min(matrix_.format)) pack_mins(mins, matrix_, tile, n % kTile);
     }
   });
 }
@@ -248,8 +255,8 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
     if (has_min(m.format)) {
       int16_t min;
       float unit;
-      std::memcpy(&min, tile + m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * 2, sizeof min);
-      std::memcpy(&unit, tile + m.min_unit_offset + column * 4, sizeof unit);
+      std::memcpy(&min, tile + min_place(m, g, column), sizeof min);
+      std::memcpy(&unit, tile + min_unit_place(m, column), sizeof unit);
       out[k] += static_cast<float>(min) * unit;
     }
   }

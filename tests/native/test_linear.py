@@ -36,9 +36,13 @@ def random_rows(rows: int, inputs: int = INPUTS) -> Floats:
 
 
 def random_weight(kind: WeightType, inputs: int = INPUTS) -> WeightTensor:
-    values = np.random.default_rng(7).standard_normal((OUTPUTS, inputs)).astype(np.float32) * 0.1
+    values = np.random.default_rng(7).standard_normal((OUTPUTS, inputs)).astype(np.float32)
+    return weight_of(values * 0.1, kind)
+
+
+def weight_of(values: Floats, kind: WeightType) -> WeightTensor:
     data = np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(-1)
-    return WeightTensor("w", (OUTPUTS, inputs), kind, data)
+    return WeightTensor("w", values.shape, kind, data)
 
 
 def multiply(
@@ -127,8 +131,7 @@ def test_amx_takes_weights_and_activations_of_any_size() -> None:
     weight = random_weight(WeightType.F32)
     values = dequantize(weight)
     for size in (1e-3, 1.0, 2000.0):
-        data = np.ascontiguousarray(quantize(values * np.float32(size), WeightType.Q8_0))
-        scaled = WeightTensor("w", weight.shape, WeightType.Q8_0, data.view(np.uint8).reshape(-1))
+        scaled = weight_of(values * np.float32(size), WeightType.Q8_0)
         x = random_rows(3) * np.float32(1 / size)
         assert relative_error(multiply(scaled, x, isa="amx"), scaled, x) < 5e-3
 
@@ -168,8 +171,7 @@ def test_large_activations_leave_the_others_their_bits(
 ) -> None:
     values = np.random.default_rng(7).standard_normal((OUTPUTS, INPUTS)).astype(np.float32)
     values[:, 64:96] = 0  # so that only the others are seen
-    data = np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(-1)
-    weight = WeightTensor("w", (OUTPUTS, INPUTS), kind, data)
+    weight = weight_of(values, kind)
     x = np.random.default_rng(3).standard_normal((7, INPUTS)).astype(np.float32)
     x[:, 64:96] *= np.float32(size)
     got = multiply(weight, x, wide=wide)
@@ -195,17 +197,20 @@ def test_what_is_not_finite_stays_in_its_row(kind: WeightType, wide: bool) -> No
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_sums_at_their_limits_are_exact(wide: bool, sign: int) -> None:
-    # All quants at their ends, all activations the largest: the longest sums that there can be.
+@pytest.mark.parametrize(("kind", "weight"), [("Q8_0", 127), ("Q8_0", -128), ("Q4_1", 60_000)])
+def test_sums_at_their_limits_are_exact(kind: str, weight: int, sign: int, wide: bool) -> None:
+    # All quants or all mins at their ends, all activations the largest: the longest sums there are.
     inputs, outputs = 2080, 32
-    blocks = np.zeros((outputs * inputs // 32, 34), np.uint8)
-    blocks[:, :2] = np.array([1.0], np.float16).view(np.uint8)
-    blocks[:, 2:] = np.int8(-128 if sign < 0 else 127).view(np.uint8)
-    weight = WeightTensor("w", (outputs, inputs), WeightType.Q8_0, blocks.reshape(-1))
-    x = np.full((3, inputs), 127.0, np.float32)
-    want = (-128 if sign < 0 else 127) * 127.0 * inputs
+    blocks = np.zeros((outputs * inputs // 32, 34 if kind == "Q8_0" else 20), np.uint8)
+    if kind == "Q8_0":
+        blocks[:, :2] = np.array([1.0], np.float16).view(np.uint8)
+        blocks[:, 2:] = np.int8(weight).view(np.uint8)
+    else:
+        blocks[:, 2:4] = np.array([weight], np.float16).view(np.uint8)
+    x = np.full((3, inputs), sign * 127.0, np.float32)
+    want = float(np.float16(weight) if kind == "Q4_1" else weight) * sign * 127.0 * inputs
     for isa in INTEGER_ISAS:
-        got = kernels.linear(isa, 1, "Q8_0", weight.data, outputs, x.reshape(-1), 3, wide)
+        got = kernels.linear(isa, 1, kind, blocks.reshape(-1), outputs, x.reshape(-1), 3, wide)
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
