@@ -45,34 +45,59 @@ class Forward {
     int64_t count;
   };
 
-  void reserve(int64_t rows);
-  float* at(const View& view, int64_t row) {
-    return buffers_[view.buffer].data() + row * strides_[view.buffer] + view.start;
+  // Room for consecutive rows; buffers that last are elsewhere.
+  struct Frame {
+    std::vector<AlignedBuffer<float>> buffers;
+    // The input of the next linear layer, and room for a layer to prepare that of the one after.
+    AlignedBuffer<uint8_t> prepared, next_prepared;
+  };
+
+  // Consecutive rows of a set on their way through some stages: what doesn't last lies in `frame`, from its
+  // beginning on.
+  struct Part {
+    const RowSet& set;
+    int64_t begin, end;
+    Frame& frame;
+    ThreadPool& pool;
+
+    int64_t rows() const { return end - begin; }
+  };
+
+  void reserve_lasting(int64_t rows);
+  void reserve(Frame& frame, int64_t rows) const;
+  float* at(const Part& part, const View& view, int64_t row) {
+    const bool is_lasting = model_.is_lasting(view.buffer);
+    AlignedBuffer<float>& buffer = (is_lasting ? lasting_ : part.frame.buffers)[view.buffer];
+    return buffer.data() + (row - (is_lasting ? 0 : part.begin)) * strides_[view.buffer] + view.start;
   }
-  void run_stage(const Stage& stage, const RowSet& set);
-  void run_rows(const std::vector<RowOp>& ops, const RowSet& set);
-  void run_row(const EmbedOp& op, const RowSet& set, int64_t row);
-  void run_row(const RmsNormOp& op, const RowSet& set, int64_t row);
-  void run_row(const AddBiasOp& op, const RowSet& set, int64_t row);
-  void run_row(const RopeOp& op, const RowSet& set, int64_t row);
-  void run_row(const WriteKvOp& op, const RowSet& set, int64_t row);
-  void run_row(const GatedActivationOp& op, const RowSet& set, int64_t row);
-  void run_row(const AddOp& op, const RowSet& set, int64_t row);
-  void run_row(const SelectRowsOp& op, const RowSet& set, int64_t row);
-  void run_row(const PrepareOp& op, const RowSet& set, int64_t row);
-  LinearInput linear_input(const View& x, Precision precision, const RowSet& set) {
-    return {at(x, 0), strides_[x.buffer], set.count, precision};
+  using StageIterator = std::vector<Stage>::const_iterator;
+  void run_in_parts(StageIterator begin, StageIterator end, const RowSet& set);
+  void run_stages(StageIterator begin, StageIterator end, const Part& part);
+  void run_stage(const Stage& stage, const Part& part);
+  void run_rows(const std::vector<RowOp>& ops, const Part& part);
+  void run_row(const EmbedOp& op, const Part& part, int64_t row);
+  void run_row(const RmsNormOp& op, const Part& part, int64_t row);
+  void run_row(const AddBiasOp& op, const Part& part, int64_t row);
+  void run_row(const RopeOp& op, const Part& part, int64_t row);
+  void run_row(const WriteKvOp& op, const Part& part, int64_t row);
+  void run_row(const GatedActivationOp& op, const Part& part, int64_t row);
+  void run_row(const AddOp& op, const Part& part, int64_t row);
+  void run_row(const SelectRowsOp& op, const Part& part, int64_t row);
+  void run_row(const PrepareOp& op, const Part& part, int64_t row);
+  LinearInput linear_input(const View& x, Precision precision, const Part& part) {
+    return {at(part, x, part.begin), strides_[x.buffer], part.rows(), precision};
   }
 
   const Model& model_;
   const Kernels& kernels_;
   ThreadPool& pool_;
+  ThreadPool alone_{1};  // whoever calls it
   uint16_t* kv_;
   std::vector<int64_t> strides_;
-  std::vector<AlignedBuffer<float>> buffers_;
+  std::vector<AlignedBuffer<float>> lasting_;  // of all rows
+  Frame whole_;                // when all rows go through a stage together
+  std::vector<Frame> frames_;  // one a thread, when each takes parts through several stages
   std::vector<AttentionPlan> plans_;  // one for each of the model's attention_heads
-  // The input of the next linear layer, and room for a layer to prepare that of the one after.
-  AlignedBuffer<uint8_t> prepared_, next_prepared_;
   AlignedBuffer<float> logits_;
   int64_t logits_stride_;
 };

@@ -41,6 +41,8 @@ int64_t Model::add_buffer(int64_t columns) {
   require(columns > 0, "a buffer needs columns, got " + number(columns));
   buffer_columns_.push_back(columns);
   buffer_rows_.push_back(Rows::kUnset);
+  buffer_section_.push_back(0);
+  buffer_is_lasting_.push_back(false);
   return static_cast<int64_t>(buffer_columns_.size()) - 1;
 }
 
@@ -63,6 +65,7 @@ void Model::read(const View& view, const char* what) {
   check_view(view, what);
   require(buffer_rows_[view.buffer] == (selected_ ? Rows::kSelected : Rows::kAll),
           std::string(what) + " is read before it is written, or across select_rows");
+  if (buffer_section_[view.buffer] != section_) buffer_is_lasting_[view.buffer] = true;
 }
 
 void Model::write(const View& view, const char* what) {
@@ -71,6 +74,7 @@ void Model::write(const View& view, const char* what) {
   require(buffer_rows_[view.buffer] != Rows::kSource,
           std::string(what) + " overwrites what select_rows reads");
   buffer_rows_[view.buffer] = selected_ ? Rows::kSelected : Rows::kAll;
+  buffer_section_[view.buffer] = section_;
 }
 
 const Linear& Model::linear_at(int64_t index) const {
@@ -172,6 +176,8 @@ void Model::attention(View q, View k, View v, View out, int64_t layer,
   auto known = std::find(attention_heads_.begin(), attention_heads_.end(), heads);
   if (known == attention_heads_.end()) known = attention_heads_.insert(known, heads);
   append_stage(AttentionOp{q, out, layer, known - attention_heads_.begin()});
+  buffer_is_lasting_[q.buffer] = buffer_is_lasting_[out.buffer] = true;
+  ++section_;
 }
 
 void Model::gated_activation(View gate, View up, View out) {
@@ -197,7 +203,9 @@ void Model::select_rows(View x, View out) {
   require(rows == Rows::kAll || rows == Rows::kSource,
           "select_rows needs a buffer that holds all rows");
   rows = Rows::kSource;
+  buffer_is_lasting_[x.buffer] = true;
   selected_ = true;
+  ++section_;
   write(out, "the output of select_rows");
   append(SelectRowsOp{x, out});
 }

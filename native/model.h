@@ -123,6 +123,9 @@ class Model {
   const std::vector<int64_t>& buffer_columns() const { return buffer_columns_; }
   const std::vector<Linear>& linears() const { return linears_; }
   const std::vector<AttentionHeads>& attention_heads() const { return attention_heads_; }
+  // Whether attention or select_rows reads a buffer or writes it, or a stage beyond them reads what one
+  // before has written. Rows of all others are over when the stages between two attentions are.
+  bool is_lasting(int64_t buffer) const { return buffer_is_lasting_[buffer]; }
   // Stages over all rows of the batch, and those over the selected rows.
   const std::vector<Stage>& body() const { return body_; }
   const std::vector<Stage>& tail() const { return tail_; }
@@ -149,6 +152,9 @@ class Model {
   std::vector<float> rope_cos_, rope_sin_;
   std::vector<int64_t> buffer_columns_;
   std::vector<Rows> buffer_rows_;  // which rows the buffer holds at this point of the program
+  std::vector<int64_t> buffer_section_;  // that of the last op that wrote it
+  std::vector<bool> buffer_is_lasting_;
+  int64_t section_ = 0;  // counts attentions and select_rows
   Arena weights_;
   std::vector<Linear> linears_;
   std::vector<AttentionHeads> attention_heads_;
