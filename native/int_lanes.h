@@ -1,7 +1,7 @@
-// Int: sixteen int32 lanes, and the dot products of bytes that add to them.
+// Int: sixteen int32 lanes, and the dot products of bytes and of int16 that add to them.
 //
-// Integer sums are exact, so that every instruction set gives the same lanes whatever its own order. Shifted
-// by a negative number, lanes are zero.
+// Integer sums are exact, so that every instruction set gives the same lanes whatever its own order. What is
+// halved is rounded down.
 #pragma once
 
 #include "linear_table.h"
@@ -14,14 +14,27 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 using Bytes = __m512i;
 struct Int {
-  __m512i v;
-  static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
-  SHOAL_INLINE Int shifted(int32_t n) const { return {_mm512_sllv_epi32(v, _mm512_set1_epi32(n))}; }
-  SHOAL_INLINE Vec to_float() const { return {_mm512_cvtepi32_ps(v)}; }
+  // Not __m512i: GCC 12 would keep what a loop adds up twice, as that and as int32, and run out of registers.
+  using Lanes = int32_t __attribute__((vector_size(64)));
+  Lanes v;
+  static SHOAL_INLINE Int of(__m512i x) { return {Lanes(x)}; }
+  static SHOAL_INLINE Int broadcast(int32_t x) { return of(_mm512_set1_epi32(x)); }
+  static SHOAL_INLINE Int load(const int16_t* p) { return of(_mm512_loadu_si512(p)); }  // two in a lane
+  static SHOAL_INLINE Int load_lower(const int16_t* p) {  // one in a lane, and above it zero
+    return of(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+  SHOAL_INLINE __m512i bits() const { return __m512i(v); }
+  SHOAL_INLINE Int times_16() const { return of(_mm512_slli_epi32(bits(), 4)); }
+  SHOAL_INLINE Int halved(int32_t n) const {  // n times
+    return of(_mm512_srav_epi32(bits(), _mm512_set1_epi32(n)));
+  }
+  template <int n>
+  SHOAL_INLINE Int halved() const {
+    return of(_mm512_srai_epi32(bits(), n));
+  }
+  SHOAL_INLINE Vec to_float() const { return {_mm512_cvtepi32_ps(bits())}; }
 };
-SHOAL_INLINE Int operator+(Int a, int32_t b) {
-  return {_mm512_add_epi32(a.v, _mm512_set1_epi32(b))};
-}
+SHOAL_INLINE Int operator+(Int a, Int b) { return {a.v + b.v}; }
 SHOAL_INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SHOAL_INLINE void store_bytes(uint8_t* p, Bytes b) { _mm512_storeu_si512(p, b); }
 SHOAL_INLINE Bytes low_nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(0x0f)); }
@@ -31,13 +44,11 @@ template <int kBits>
 SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
   int32_t quad;
   __builtin_memcpy(&quad, x, sizeof quad);
-  return {_mm512_dpbusd_epi32(acc.v, w, _mm512_set1_epi32(quad))};
+  return Int::of(_mm512_dpbusd_epi32(acc.bits(), w, _mm512_set1_epi32(quad)));
 }
-// acc[i] += w[2i] * x[0] + w[2i + 1] * x[1], of int16.
-SHOAL_INLINE Int dot2(Int acc, Bytes w, const int16_t* x) {
-  int32_t pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  return {_mm512_dpwssd_epi32(acc.v, w, _mm512_set1_epi32(pair))};
+// acc[i] += a[2i] * b[2i] + a[2i + 1] * b[2i + 1], of int16.
+SHOAL_INLINE Int dot2(Int acc, Int a, Int b) {
+  return Int::of(_mm512_dpwssd_epi32(acc.bits(), a.bits(), b.bits()));
 }
 
 #elif defined(__AVX2__)
@@ -48,15 +59,27 @@ struct Bytes {
 struct Int {
   __m256i lo, hi;
   static SHOAL_INLINE Int broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-  SHOAL_INLINE Int shifted(int32_t n) const {
+  static SHOAL_INLINE Int load(const int16_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16))};
+  }
+  static SHOAL_INLINE Int load_lower(const int16_t* p) {
+    return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  }
+  SHOAL_INLINE Int times_16() const { return {_mm256_slli_epi32(lo, 4), _mm256_slli_epi32(hi, 4)}; }
+  SHOAL_INLINE Int halved(int32_t n) const {
     const __m256i count = _mm256_set1_epi32(n);
-    return {_mm256_sllv_epi32(lo, count), _mm256_sllv_epi32(hi, count)};
+    return {_mm256_srav_epi32(lo, count), _mm256_srav_epi32(hi, count)};
+  }
+  template <int n>
+  SHOAL_INLINE Int halved() const {
+    return {_mm256_srai_epi32(lo, n), _mm256_srai_epi32(hi, n)};
   }
   SHOAL_INLINE Vec to_float() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
 };
-SHOAL_INLINE Int operator+(Int a, int32_t b) {
-  const __m256i bs = _mm256_set1_epi32(b);
-  return {_mm256_add_epi32(a.lo, bs), _mm256_add_epi32(a.hi, bs)};
+SHOAL_INLINE Int operator+(Int a, Int b) {
+  return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
 SHOAL_INLINE Bytes load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
@@ -92,12 +115,9 @@ SHOAL_INLINE Int dot4(Int acc, Bytes w, const int8_t* x) {
   const __m256i xs = _mm256_set1_epi32(quad);
   return {dot4_half<kBits>(acc.lo, w.lo, xs), dot4_half<kBits>(acc.hi, w.hi, xs)};
 }
-SHOAL_INLINE Int dot2(Int acc, Bytes w, const int16_t* x) {
-  int32_t pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  const __m256i xs = _mm256_set1_epi32(pair);
-  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(w.lo, xs)),
-          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(w.hi, xs))};
+SHOAL_INLINE Int dot2(Int acc, Int a, Int b) {
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, b.lo)),
+          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, b.hi))};
 }
 
 #else
@@ -108,22 +128,38 @@ struct Bytes {
 struct Int {
   int32_t lane[kLanes];
   static SHOAL_INLINE Int broadcast(int32_t x) {
+    return each([x](int) { return x; });
+  }
+  template <typename F>
+  static SHOAL_INLINE Int each(F&& f) {
     Int r;
-    for (int32_t& lane : r.lane) lane = x;
+    for (int i = 0; i < kLanes; ++i) r.lane[i] = f(i);
     return r;
   }
-  SHOAL_INLINE Int shifted(int32_t n) const {
-    Int r = *this;
-    for (int32_t& x : r.lane) x = n < 0 ? 0 : x << n;
+  static SHOAL_INLINE Int load(const int16_t* p) {
+    Int r;
+    __builtin_memcpy(r.lane, p, sizeof r.lane);
     return r;
+  }
+  static SHOAL_INLINE Int load_lower(const int16_t* p) {
+    return each([p](int i) { return p[i] & 0xffff; });
+  }
+  SHOAL_INLINE Int times_16() const {
+    return each([this](int i) { return lane[i] * 16; });
+  }
+  SHOAL_INLINE Int halved(int32_t n) const {
+    return each([this, n](int i) { return lane[i] >> n; });
+  }
+  template <int n>
+  SHOAL_INLINE Int halved() const {
+    return halved(n);
   }
   SHOAL_INLINE Vec to_float() const {
     return Vec::each([this](int i) { return static_cast<float>(lane[i]); });
   }
 };
-SHOAL_INLINE Int operator+(Int a, int32_t b) {
-  for (int32_t& lane : a.lane) lane += b;
-  return a;
+SHOAL_INLINE Int operator+(const Int& a, const Int& b) {
+  return Int::each([&](int i) { return a.lane[i] + b.lane[i]; });
 }
 SHOAL_INLINE Bytes load_bytes(const uint8_t* p) {
   Bytes r;
@@ -146,10 +182,11 @@ SHOAL_INLINE Int dot4(Int acc, const Bytes& w, const int8_t* x) {
   }
   return acc;
 }
-SHOAL_INLINE Int dot2(Int acc, const Bytes& w, const int16_t* x) {
-  int16_t pairs[2 * kLanes];
-  __builtin_memcpy(pairs, w.b, sizeof pairs);
-  for (int i = 0; i < kLanes; ++i) acc.lane[i] += pairs[2 * i] * x[0] + pairs[2 * i + 1] * x[1];
+SHOAL_INLINE Int dot2(Int acc, const Int& a, const Int& b) {
+  for (int i = 0; i < kLanes; ++i) {
+    const auto lower = static_cast<int16_t>(a.lane[i]) * static_cast<int16_t>(b.lane[i]);
+    acc.lane[i] += lower + (a.lane[i] >> 16) * (b.lane[i] >> 16);
+  }
   return acc;
 }
 

@@ -1,13 +1,13 @@
 // Matrix products over packed weights, written once on Vec; compiled for each instruction set.
 //
-// Canonical arithmetic of one output, whatever the kernel: for each group g of 32 columns ascending,
-//   acc = fma(float(sum_k (q_w - zero) q_x << shift_x), d_w, acc)   (per half group for Q6_K)
-// where shift_x isn't negative; then for each 32 groups of formats with a min, ascending,
-//   acc = fma(float(sum_g min_w sum_x), min_unit_w * sum_unit_x, acc)
-// then for each group of a negative shift
-//   acc = fma(float(sum_k (q_w - zero) q_x), d_w * 2^shift_x, acc)
-//   acc = fma(m_w, sum_x * 2^shift_x, acc)
-// and y = acc * unit_x, the integer sums being exact. Dense formats: acc = fma(w_k, x_k, acc), k ascending.
+// Canonical arithmetic of one output, whatever the kernel, for each group g of 32 columns (half group for
+// Q6_K), all of it in int32 and exact but for halvings, which round to nearest:
+//   products = (sum_k (q_w - zero) q_x) / 2^fit
+//   pair = products + 2^16 (kMinUnits sum_x / 2^fit)
+//   acc += (scale_w lower_half(pair) + min_w upper_half(pair)) / 2^count
+// where the halves are int16, the lower one being the products, and the upper one the sum, or one less where
+// products are negative: so it costs nothing to put them beside each other. y = float(acc) * (unit_w unit_x).
+// Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
 #include <limits>
@@ -19,59 +19,44 @@
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
-// Traits of a quantised format; see linear_table.h.
-template <int bits, bool has_min, bool half_scales, int halves>
+// A quantised format at compile time.
+template <Format format>
 struct Quantized {
-  static constexpr int kBits = bits;
-  static constexpr bool kHasMin = has_min;
-  static constexpr bool kHalfScales = half_scales;
-  static constexpr int kHalves = halves;  // scales per group
+  static constexpr QuantizedFormat kFormat = kQuantizedFormats[static_cast<int>(format)];
+  static constexpr int kBits = kFormat.bits;
+  static constexpr bool kHasMin = kFormat.has_min;
+  static constexpr int kHalves = kFormat.halves;
+  static constexpr int kFit = kFormat.fit;
 };
-using Q4_1 = Quantized<4, true, true, 1>;
-using Q4_0 = Quantized<4, false, true, 1>;
-using Q8_0 = Quantized<8, false, true, 1>;
-using Q4_K = Quantized<4, true, false, 1>;
-using Q5_K = Quantized<8, true, false, 1>;
-using Q6_K = Quantized<8, false, false, 2>;
+using Q4_1 = Quantized<Format::kQ4_1>;
+using Q4_0 = Quantized<Format::kQ4_0>;
+using Q8_0 = Quantized<Format::kQ8_0>;
+using Q4_K = Quantized<Format::kQ4_K>;
+using Q5_K = Quantized<Format::kQ5_K>;
+using Q6_K = Quantized<Format::kQ6_K>;
 
-// Rows that share the loads of a tile pair, as many as the registers hold; and the most rows whose blocks
-// read the tiles as they are packed each, as unpacking costs a large block little.
+// Rows that share the loads of a tile pair: with AVX-512 one less than its registers hold, as is faster. And
+// the most rows whose blocks read the tiles as they are packed each, as unpacking costs a large block little.
 #if defined(__AVX512F__)
-inline constexpr int kRowBlock = 6;
+inline constexpr int kRowBlock = 5;
 inline constexpr int64_t kPackedRows = std::numeric_limits<int64_t>::max();
 #else
 inline constexpr int kRowBlock = 2;
 inline constexpr int64_t kPackedRows = 12;
 #endif
 
-template <bool kHalf>
-SHOAL_INLINE Vec load_scale(const uint8_t* base, int64_t index) {
-  if constexpr (kHalf) return Vec::load_half(reinterpret_cast<const uint16_t*>(base) + index * kTile);
-  return Vec::load(reinterpret_cast<const float*>(base) + index * kTile);
-}
-
-// The mins of a tile.
-struct TileMins {
-  const uint8_t* mins;
-  const float* units;
-
-  TileMins(const PackedMatrix& w, int64_t tile)
-      : mins(w.tile(tile) + w.min_offset),
-        units(reinterpret_cast<const float*>(w.tile(tile) + w.min_unit_offset)) {}
-  SHOAL_INLINE Bytes of_pair(int64_t pair) const { return load_bytes(mins + pair * 64); }
-  SHOAL_INLINE Vec unit() const { return Vec::load(units); }
-};
-
 // A tile read as it is packed.
 template <typename F>
 struct PackedTile {
   static constexpr bool kIsPacked = true;
   const uint8_t* quants;
-  const uint8_t* scales;
-  TileMins mins;
+  const int16_t* scales;
+  const float* units;
 
   SHOAL_INLINE PackedTile(const PackedMatrix& w, int64_t tile)
-      : quants(w.tile(tile)), scales(quants + w.scale_offset), mins(w, tile) {}
+      : quants(w.tile(tile)),
+        scales(reinterpret_cast<const int16_t*>(quants + w.scale_offset)),
+        units(reinterpret_cast<const float*>(quants + w.unit_offset)) {}
   SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
     if constexpr (F::kBits == 4) {
       const Bytes both = load_bytes(quants + (4 * g + j) * 64);
@@ -82,45 +67,35 @@ struct PackedTile {
       *high = load_bytes(quants + (8 * g + j + 4) * 64);
     }
   }
-  SHOAL_INLINE Vec scale(int64_t g, int half) const {
-    return load_scale<F::kHalfScales>(scales, g * F::kHalves + half);
+  // In each lane the scale of an output below its min, or below zero.
+  SHOAL_INLINE Int scale(int64_t g, int half) const {
+    if constexpr (F::kHasMin) return Int::load(scales + g * 2 * kTile);
+    return Int::load_lower(scales + (g * F::kHalves + half) * kTile);
   }
+  SHOAL_INLINE Vec unit() const { return Vec::load(units); }
 };
 
-// A tile unpacked to bytes and fp32 scales in the caches: for more than kPackedRows.
+// A tile whose quants of 4 bits are unpacked to bytes in the caches: for more than kPackedRows.
 template <typename F>
-struct UnpackedTile {
+struct UnpackedTile : PackedTile<F> {
   static constexpr bool kIsPacked = false;
-  const uint8_t* quants;  // [groups][8][16][4]
-  float* scales;          // [groups][kHalves][16]
-  TileMins mins;
+  const uint8_t* unpacked;  // [groups][8][16][4]
 
-  // Unpacks into `scratch`, unpacked_tile_bytes; quants of 8 bits stay where they are.
-  UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch) : mins(w, tile) {
-    const PackedTile<F> packed(w, tile);
-    const int64_t groups = w.groups();
-    quants = F::kBits == 4 ? scratch : packed.quants;
-    scales = reinterpret_cast<float*>(scratch + w.inputs * kTile);
-    for (int64_t g = 0; g < groups; ++g) {
-      if constexpr (F::kBits == 4) {
-        for (int j = 0; j < 4; ++j) {
-          Bytes low, high;
-          packed.chunks(g, j, &low, &high);
-          store_bytes(scratch + (8 * g + j) * 64, low);
-          store_bytes(scratch + (8 * g + j + 4) * 64, high);
-        }
-      }
-      for (int half = 0; half < F::kHalves; ++half) {
-        packed.scale(g, half).store(scales + (g * F::kHalves + half) * kTile);
+  // Unpacks into `scratch`, unpacked_tile_bytes.
+  UnpackedTile(const PackedMatrix& w, int64_t tile, uint8_t* scratch)
+      : PackedTile<F>(w, tile), unpacked(scratch) {
+    for (int64_t g = 0; g < w.groups(); ++g) {
+      for (int j = 0; j < 4; ++j) {
+        Bytes low, high;
+        PackedTile<F>::chunks(g, j, &low, &high);
+        store_bytes(scratch + (8 * g + j) * 64, low);
+        store_bytes(scratch + (8 * g + j + 4) * 64, high);
       }
     }
   }
   SHOAL_INLINE void chunks(int64_t g, int j, Bytes* low, Bytes* high) const {
-    *low = load_bytes(quants + (8 * g + j) * 64);
-    *high = load_bytes(quants + (8 * g + j + 4) * 64);
-  }
-  SHOAL_INLINE Vec scale(int64_t g, int half) const {
-    return Vec::load(scales + (g * F::kHalves + half) * kTile);
+    *low = load_bytes(unpacked + (8 * g + j) * 64);
+    *high = load_bytes(unpacked + (8 * g + j + 4) * 64);
   }
 };
 
@@ -153,51 +128,13 @@ SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* q, int6
   }
 }
 
-// Adds the products of mins and sums over groups.
-template <int R, typename Tile>
-SHOAL_INLINE void multiply_mins(const Tile* w, const QuantizedRows& x, int64_t row, Vec (&acc)[R][2]) {
-  const int64_t pairs = (x.groups + 1) / 2;
-  for (int64_t begin = 0; begin < pairs; begin += kMinGroups / 2) {
-    const int64_t end = begin + kMinGroups / 2 < pairs ? begin + kMinGroups / 2 : pairs;
-    Int sums[R][2];
-    for (auto& sum : sums) sum[0] = sum[1] = Int::broadcast(0);
-    for (int64_t pair = begin; pair < end; ++pair) {
-      const Bytes mins[2] = {w[0].mins.of_pair(pair), w[1].mins.of_pair(pair)};
-      for (int r = 0; r < R; ++r) {
-        const int16_t* of_row = x.sums(row + r) + 2 * pair;
-        for (int c = 0; c < 2; ++c) sums[r][c] = dot2(sums[r][c], mins[c], of_row);
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      const Vec unit = Vec::broadcast(x.row(row + r).sum_unit);
-      for (int c = 0; c < 2; ++c) {
-        acc[r][c] = fma(sums[r][c].to_float(), w[c].mins.unit() * unit, acc[r][c]);
-      }
-    }
-  }
-}
-
-// Adds the groups of negative shifts, mins included, to one row of two tiles. Not inlined, as it is rare.
-template <typename F, bool kWide, typename Tile>
-__attribute__((noinline)) void add_small_groups(const GemmArgs& args, const Tile* w, int64_t row, Vec* acc) {
-  const QuantizedGroup* x = args.x.group(row);
-  for (int64_t g = 0; g < args.x.groups; ++g, x += kWide ? 2 : 1) {
-    if (x->shift >= 0) continue;
-    constexpr int H = F::kHalves;
-    const float power = bits_to_float(static_cast<uint32_t>(127 + x->shift) << 23);
-    const Vec of_dot = Vec::broadcast(kWide ? 16.0f * power : power);
-    const Vec of_sum = Vec::broadcast(static_cast<float>(x->sum) * power);
-    Int dot[1][2][H];
-    for (int h = 0; h < H; ++h) dot[0][0][h] = dot[0][1][h] = Int::broadcast(x->start[h]);
-    multiply_group<F, 1>(w, g, x->q, 0, dot);
-    for (int c = 0; c < 2; ++c) {
-      for (int h = 0; h < H; ++h) {
-        acc[c] = fma(dot[0][c][h].to_float(), w[c].scale(g, h) * of_dot, acc[c]);
-      }
-      if constexpr (F::kHasMin) {
-        const int16_t of_pair[2] = {g % 2 == 0, g % 2 == 1};
-        const Int min = dot2(Int::broadcast(0), w[c].mins.of_pair(g / 2), of_pair);
-        acc[c] = fma(min.to_float() * w[c].mins.unit(), of_sum, acc[c]);
+// Halves all sums of products `fit` times.
+template <int fit, int R, int H>
+SHOAL_INLINE void halve_all(Int (&dot)[R][2][H]) {
+  if constexpr (fit > 0) {
+    for (auto& of_row : dot) {
+      for (auto& of_tile : of_row) {
+        for (Int& sum : of_tile) sum = sum.template halved<fit>();
       }
     }
   }
@@ -231,10 +168,11 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   const uint8_t* next = args.w->tile(tile + 2);
   const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < 2; ++c) __builtin_prefetch(args.y + (row + r) * args.y_stride + (tile + c) * kTile, 1);
+    const float* of_pair = args.y + (row + r) * args.y_stride + tile * kTile;
+    for (int c = 0; c < 2; ++c) __builtin_prefetch(of_pair + c * kTile, 1);
   }
-  Vec acc[R][2];
-  for (auto& a : acc) a[0] = a[1] = Vec::zero();
+  Int acc[R][2];
+  for (auto& a : acc) a[0] = a[1] = Int::broadcast(0);
   for (int64_t g = 0; g < groups; ++g) {
     if constexpr (Tile::kIsPacked) {
       fetch(next, next_bytes);
@@ -245,42 +183,42 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
       for (int h = 0; h < H; ++h) dot[r][0][h] = dot[r][1][h] = Int::broadcast(of_row(r)->start[h]);
     }
     multiply_group<F, R>(w, g, x->q, stride, dot);
-    Vec missing = Vec::broadcast(1.0f);  // in place of the second plane's 16, where no row has one
-    if constexpr (kWide) {
-      int32_t most = of_row(0)->shift;
-      for (int r = 1; r < R; ++r) most = of_row(r)->shift > most ? of_row(r)->shift : most;
-      if (most == kMostShift) {
-        for (int r = 0; r < R; ++r) {
-          for (int h = 0; h < H; ++h) {
-            for (int c = 0; c < 2; ++c) dot[r][c][h] = dot[r][c][h].shifted(4) + of_row(r)[1].start[h];
-          }
+    bool has_fine = false;
+    for (int r = 0; r < R; ++r) has_fine |= of_row(r)->count == args.x.headroom;
+    if (kWide && has_fine) {
+      for (int r = 0; r < R; ++r) {
+        for (int h = 0; h < H; ++h) {
+          const Int start = Int::broadcast(of_row(r)[1].start[h]);
+          for (int c = 0; c < 2; ++c) dot[r][c][h] = dot[r][c][h].times_16() + start;
         }
-        multiply_group<F, R>(w, g, x[1].q, stride, dot);
-      } else {
-        missing = Vec::broadcast(16.0f);
       }
+      multiply_group<F, R>(w, g, x[1].q, stride, dot);
+      halve_all<F::kFit + 4>(dot);
+    } else {
+      halve_all<F::kFit>(dot);
     }
+    Int scale[2][H];
     for (int c = 0; c < 2; ++c) {
-      for (int h = 0; h < H; ++h) {
-        const Vec scale = kWide ? w[c].scale(g, h) * missing : w[c].scale(g, h);
-        for (int r = 0; r < R; ++r) {
-          acc[r][c] = fma(dot[r][c][h].shifted(of_row(r)->shift).to_float(), scale, acc[r][c]);
+      for (int h = 0; h < H; ++h) scale[c][h] = w[c].scale(g, h);
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < 2; ++c) {
+        for (int h = 0; h < H; ++h) {
+          Int pair = dot[r][c][h];
+          if (F::kHasMin && kWide) pair = pair + Int::broadcast(of_row(r)->sum);
+          const Int term = dot2(Int::broadcast(of_row(r)->half), pair, scale[c][h]);
+          acc[r][c] = acc[r][c] + term.halved(of_row(r)->count);
         }
       }
     }
     x += kWide ? 2 : 1;
   }
-  if constexpr (F::kHasMin) multiply_mins<R>(w, args.x, row, acc);
+  Vec y[R][2];
   for (int r = 0; r < R; ++r) {
-    if (args.x.row(row + r).has_small_groups) {
-      Vec copy[2] = {acc[r][0], acc[r][1]};  // whose address may be taken: `acc` stays in registers
-      add_small_groups<F, kWide>(args, w, row + r, copy);
-      for (int c = 0; c < 2; ++c) acc[r][c] = copy[c];
-    }
     const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
-    for (int c = 0; c < 2; ++c) acc[r][c] = acc[r][c] * unit;
+    for (int c = 0; c < 2; ++c) y[r][c] = acc[r][c].to_float() * (w[c].unit() * unit);
   }
-  store_pair<R>(args, tile, row, acc);
+  store_pair<R>(args, tile, row, y);
 }
 
 template <typename F, int R, bool kWide, typename Tile>
@@ -308,7 +246,7 @@ void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile) {
 template <typename F, bool kWide>
 void gemm_tiles(const GemmArgs& args) {
   for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
-    if (args.row_end - args.row_begin <= kPackedRows) {
+    if (F::kBits == 8 || args.row_end - args.row_begin <= kPackedRows) {
       const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
       multiply_all_rows<F, kWide>(args, w, tile);
     } else {

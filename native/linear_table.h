@@ -18,9 +18,11 @@ inline constexpr int kTile = 16;  // output columns of a tile: the lanes of a ve
 // A quantised tile holds, one after the other,
 //   quants  8 bits: [groups][8][16][4] bytes, the chunk j of a group being columns 4j to 4j+3 of each output;
 //           4 bits: [groups][4][16][4] bytes, low nibbles for chunk j, high nibbles for chunk j + 4;
-//   scales  [groups][1 or 2][16] of half or float, two for the halves of a Q6_K group;
-//   mins    where the format has them: int16 [groups / 2][16][2], then float [16], the unit of each output.
-// Its weights are scale * (quant - zero) + min * unit: mins are those of quants about their middle, and small.
+//   scales  int16: [groups][16][2], scale and min of each output, where the format has mins;
+//           else [groups][1 or 2][16], two scales for the halves of a Q6_K group;
+//   units   float [16].
+// Its weights are unit * (scale * (quant - zero) + kMinUnits * min), the min being that of quants about their
+// middle.
 // A dense tile holds [inputs][16] elements.
 struct PackedMatrix {
   Format format;
@@ -29,68 +31,80 @@ struct PackedMatrix {
   int64_t tiles;
   int64_t tile_bytes;
   int64_t scale_offset;
-  int64_t min_offset;
-  int64_t min_unit_offset;
+  int64_t unit_offset;
   const uint8_t* data;
 
   SHOAL_ALWAYS_INLINE int64_t groups() const { return inputs / kGroup; }
   SHOAL_ALWAYS_INLINE const uint8_t* tile(int64_t t) const { return data + t * tile_bytes; }
 };
 
-// Activations as integers: x = unit * 2^shift * q, or of a row's largest groups, where the product is to be
-// `wide`, unit * 2^shift * (16 * q + fine).
-//
-// The unit is of the row, the shift of a group of 32 columns, so that a product needs no scale of the
-// activations: a group whose largest is half of the row's has one less, and so on. What a row holds lies
-// together: a QuantizedRow, its sums and its groups.
-struct QuantizedRow {
-  float unit;      // NaN if the row has a number that is not finite
-  float sum_unit;  // sum over a group = unit * sum_unit * its int16
-  bool has_small_groups;  // of a negative shift, whose int16 sums are zero
+inline constexpr int kNumQuantizedFormats = 6;
+inline constexpr int kNumFormats = 9;
+
+struct QuantizedFormat {
+  int bits;
+  bool has_min;
+  int halves;  // of a group, which have scales of their own
+  int zero;    // the quant that stands for zero, or for the middle of the others where there is a min
+  int fit;     // a sum of products of quants fits int16 after so many halvings
 };
-// A group, or its second plane, which has `fine` for q (zero unless the shift is kMostShift) and no shift or sum.
+inline constexpr QuantizedFormat kQuantizedFormats[kNumQuantizedFormats] = {
+    {4, true, 1, 8, 0},     // Q4_1
+    {4, false, 1, 8, 0},    // Q4_0
+    {8, false, 1, 128, 4},  // Q8_0
+    {4, true, 1, 8, 0},     // Q4_K
+    {8, true, 1, 16, 1},    // Q5_K
+    {8, false, 2, 32, 1},   // Q6_K
+};
+
+// Activations as integers: x = unit * q / 2^halvings, or of a row's largest groups, where the product is to
+// be `wide`, unit * (q + fine / 16).
+//
+// The unit is of the row, the halvings of a group of 32 columns, so that a product needs no scale of the
+// activations: a group whose largest is half of the row's has one, and so on. What a row holds lies
+// together: a QuantizedRow and its groups.
+struct QuantizedRow {
+  float unit;  // times 2^(headroom + fit); NaN if the row has a number that is not finite
+};
+// A group, or its second plane, which has `fine` for q (zero if there are halvings) and only `start` besides.
 struct QuantizedGroup {
   int8_t q[kGroup];
-  int32_t start[2];  // -zero * sum(q), zero being that of the weights; of each half where these have scales
-  int32_t shift;
-  int32_t sum;  // of q, or of 16 * q + fine
+  // Of the sums of products, one of each half where these have scales: -zero * sum(q), half of 2^fit, and if
+  // the product is not wide, `sum` before its halvings.
+  int32_t start[2];
+  int32_t sum;    // kMinUnits * sum(q + fine / 16) / 2^fit, in the upper 16 bits
+  int32_t count;  // headroom + halvings: how often what the group adds to an output is halved
+  int32_t half;   // of 2^count
 };
-inline constexpr int kMostShift = 6;
-inline constexpr int kLeastShift = -14;  // of groups a millionth of the row's largest, and smaller
 
-// In size; products of 32 of each add up exactly in int32.
-inline constexpr int kLargestMin = 8191;
-inline constexpr uint32_t kLargestSum = 8191;
-inline constexpr int64_t kMinGroups = 32;
+// In these units the sum of a group fits int16, and its lowest bit, which may be missing (see
+// linear_kernels.h), is little; after `fit` halvings, as products have them.
+inline constexpr int kMinUnits = 8;
+// Scales and mins are so small that a term, what a group adds to an output, and its `half` fit int32. It has 32
+// products of an activation and a quant, of which all formats leave 8 after `fit` halvings, and a sum.
+inline constexpr int32_t kLargestScale = 24000;
+inline constexpr int64_t kLargestTerm = int64_t{kLargestScale} * (kGroup * 127 * (8 + kMinUnits) + 1);
+inline constexpr int kMostCount = 30;
+static_assert(kLargestTerm + (1 << (kMostCount - 1)) <= INT32_MAX);
 
 struct QuantizedRows {
-  bool wide;        // two planes for each group, one after the other
+  bool wide;         // two planes for each group, one after the other
   int64_t groups;
-  uint8_t* data;    // [rows][stride]
+  int32_t headroom;  // halvings of all terms, which keep their sum in int32
+  uint8_t* data;     // [rows][stride]
 
   SHOAL_ALWAYS_INLINE QuantizedRow& row(int64_t r) const {
     return *reinterpret_cast<QuantizedRow*>(data + r * stride());
   }
-  SHOAL_ALWAYS_INLINE int16_t* sums(int64_t r) const {  // [groups], then a zero if that is odd
-    return reinterpret_cast<int16_t*>(&row(r) + 1);
-  }
   SHOAL_ALWAYS_INLINE QuantizedGroup* group(int64_t r) const {  // [groups][1 or 2]
-    return reinterpret_cast<QuantizedGroup*>(data + r * stride() + header_bytes());
-  }
-  SHOAL_ALWAYS_INLINE int64_t header_bytes() const {
-    return static_cast<int64_t>(sizeof(QuantizedRow)) + (groups + 1) / 2 * 4;
+    return reinterpret_cast<QuantizedGroup*>(&row(r) + 1);
   }
   // An odd number of cache lines, so that neighbours fall into different sets of the cache.
   SHOAL_ALWAYS_INLINE int64_t stride() const {
-    const auto bytes = header_bytes() + groups * (wide ? 2 : 1) * static_cast<int64_t>(sizeof(QuantizedGroup));
+    const auto bytes = static_cast<int64_t>(sizeof(QuantizedRow)) +
+                       groups * (wide ? 2 : 1) * static_cast<int64_t>(sizeof(QuantizedGroup));
     return (bytes + 63) / 128 * 128 + 64;
   }
-};
-
-// What the weights ask of the activations that they are multiplied with.
-struct QuantizeArgs {
-  int32_t zero;
-  bool halves;  // have scales of their own
 };
 
 struct GemmArgs {
@@ -105,18 +119,13 @@ struct GemmArgs {
   uint8_t* scratch;  // two tiles, unpacked; aligned to 64; of the calling thread alone
 };
 
-// Room to unpack a tile to bytes and fp32 scales.
-SHOAL_ALWAYS_INLINE constexpr int64_t unpacked_tile_bytes(int64_t inputs) {
-  return kTile * (inputs + inputs / kGroup * 2 * static_cast<int64_t>(sizeof(float)));
-}
-
-inline constexpr int kNumQuantizedFormats = 6;
-inline constexpr int kNumFormats = 9;
+// Room for the quants of a tile as bytes.
+SHOAL_ALWAYS_INLINE constexpr int64_t unpacked_tile_bytes(int64_t inputs) { return kTile * inputs; }
 
 struct LinearKernels {
   // Writes rows [row_begin, row_end) of `out`.
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                        const QuantizeArgs& args, const QuantizedRows& out);
+                        const QuantizedFormat& format, const QuantizedRows& out);
   void (*gemm[kNumFormats])(const GemmArgs& args);  // indexed by Format
 };
 

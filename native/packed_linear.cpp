@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -22,74 +23,65 @@ constexpr int64_t kRowsPerTask = 128;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-bool has_half_scales(Format format) {
-  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ8_0;
-}
-bool has_min(Format format) {
-  return format == Format::kQ4_1 || format == Format::kQ4_K || format == Format::kQ5_K;
-}
-bool has_nibbles(Format format) {
-  return format == Format::kQ4_0 || format == Format::kQ4_1 || format == Format::kQ4_K;
-}
-int halves(Format format) { return format == Format::kQ6_K ? 2 : 1; }
-// The quant that stands for zero, or for the middle of the others where there is a min.
-int zero_point(Format format) {
-  constexpr int kZero[kNumQuantizedFormats] = {8, 8, 128, 8, 16, 32};
-  return kZero[static_cast<int>(format)];
+const QuantizedFormat& traits(Format format) { return kQuantizedFormats[static_cast<int>(format)]; }
+
+// The halvings that keep the sum of all terms of an output in int32, each rounded by less than one.
+int32_t headroom_of(int64_t terms) {
+  int32_t headroom = 0;
+  while (terms * ((kLargestTerm >> headroom) + 2) > std::numeric_limits<int32_t>::max()) ++headroom;
+  return headroom;
 }
 
-void store_scale(bool half, uint8_t* base, int64_t index, float value) {
-  if (half) {
-    reinterpret_cast<uint16_t*>(base)[index] = float_to_half_bits(value);
-  } else {
-    reinterpret_cast<float*>(base)[index] = value;
-  }
-}
-
-float load_scale(bool half, const uint8_t* base, int64_t index) {
-  return half ? half_bits_to_float(reinterpret_cast<const uint16_t*>(base)[index])
-              : reinterpret_cast<const float*>(base)[index];
-}
-
-void pack_group(const DecodedGroup& group, const PackedMatrix& m, uint8_t* tile, int64_t g,
-                int64_t column) {
+void pack_quants(const DecodedGroup& group, const PackedMatrix& m, uint8_t* tile, int64_t g,
+                 int64_t column) {
   for (int k = 0; k < 16; ++k) {
     const int64_t byte = k / 4 * 64 + column * 4 + k % 4;
-    if (has_nibbles(m.format)) {
+    if (traits(m.format).bits == 4) {
       tile[g * 256 + byte] = static_cast<uint8_t>(group.q[k] | group.q[k + 16] << 4);
     } else {
       tile[g * 512 + byte] = group.q[k];
       tile[g * 512 + 256 + byte] = group.q[k + 16];
     }
   }
-  const bool half = has_half_scales(m.format);
-  for (int h = 0; h < halves(m.format); ++h) {
-    store_scale(half, tile + m.scale_offset, (g * halves(m.format) + h) * kTile + column,
-                group.scale[h]);
-  }
 }
 
-float min_about_zero(Format format, const DecodedGroup& group) {
-  return group.min + static_cast<float>(zero_point(format)) * group.scale[0];
+// Where a tile has the scale of a half group, with the min behind it, and their unit.
+int64_t scale_place(const PackedMatrix& m, int64_t g, int half, int64_t column) {
+  const QuantizedFormat& format = traits(m.format);
+  const int64_t index = (g * format.halves + half) * kTile + column;
+  return m.scale_offset + index * (format.has_min ? 4 : 2);
+}
+int64_t unit_place(const PackedMatrix& m, int64_t column) { return m.unit_offset + column * 4; }
+
+// The min of quants about their middle, as it is kept.
+float packed_min(Format format, const DecodedGroup& group) {
+  if (!traits(format).has_min) return 0.0f;
+  const float min = group.min + static_cast<float>(traits(format).zero) * group.scale[0];
+  return min / static_cast<float>(kMinUnits);
 }
 
-// Where a tile has the min of a group, an int16, and their unit.
-int64_t min_place(const PackedMatrix& m, int64_t g, int64_t column) {
-  return m.min_offset + (g / 2 * 2 * kTile + 2 * column + g % 2) * static_cast<int64_t>(sizeof(int16_t));
-}
-int64_t min_unit_place(const PackedMatrix& m, int64_t column) {
-  return m.min_unit_offset + column * static_cast<int64_t>(sizeof(float));
-}
-
-// The mins of all groups of one output.
-void pack_mins(const std::vector<float>& mins, const PackedMatrix& m, uint8_t* tile, int64_t column) {
+// The scales and mins of all groups of one output.
+void pack_scales(const std::vector<DecodedGroup>& groups, const PackedMatrix& m, uint8_t* tile,
+                 int64_t column) {
   float largest = 0.0f;
-  for (const float min : mins) largest = std::max(largest, std::fabs(min));
-  const float unit = largest / kLargestMin;
-  std::memcpy(tile + min_unit_place(m, column), &unit, sizeof unit);
+  for (const DecodedGroup& group : groups) {
+    for (const float x : {group.scale[0], group.scale[1], packed_min(m.format, group)}) {
+      largest = std::max(largest, std::fabs(x));
+    }
+  }
+  const float unit = largest / static_cast<float>(kLargestScale);
+  std::memcpy(tile + unit_place(m, column), &unit, sizeof unit);
+  const auto put = [&](float x, int64_t place) {
+    const auto units = static_cast<int16_t>(unit > 0.0f ? std::lrint(x / unit) : 0);
+    std::memcpy(tile + place, &units, sizeof units);
+  };
   for (int64_t g = 0; g < m.groups(); ++g) {
-    const auto min = static_cast<int16_t>(unit > 0.0f ? std::lrint(mins[g] / unit) : 0);
-    std::memcpy(tile + min_place(m, g, column), &min, sizeof min);
+    for (int half = 0; half < traits(m.format).halves; ++half) {
+      put(groups[g].scale[half], scale_place(m, g, half, column));
+    }
+    if (traits(m.format).has_min) {
+      put(packed_min(m.format, groups[g]), scale_place(m, g, 0, column) + 2);
+    }
   }
 }
 
@@ -100,11 +92,9 @@ PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
   m.inputs = inputs;
   m.tiles = round_up(outputs, 2 * kTile) / kTile;
   if (is_quantized(format)) {
-    const int64_t scale_bytes = m.groups() * kTile * (has_half_scales(format) ? 2 : 4);
-    m.scale_offset = inputs * kTile / (has_nibbles(format) ? 2 : 1);
-    m.min_offset = m.scale_offset + scale_bytes * halves(format);
-    m.min_unit_offset = m.min_offset + (m.groups() + 1) / 2 * 2 * kTile * 2;
-    m.tile_bytes = round_up(has_min(format) ? m.min_unit_offset + kTile * 4 : m.min_offset, kAlignment);
+    m.scale_offset = inputs * kTile * traits(format).bits / 8;
+    m.unit_offset = scale_place(m, m.groups(), 0, 0);
+    m.tile_bytes = round_up(unit_place(m, kTile), kAlignment);
   } else {
     m.tile_bytes = row_bytes(format, inputs) * kTile;
   }
@@ -139,7 +129,9 @@ class PackedLinear final : public Linear::Implementation {
 
  private:
   QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
-    return {precision == Precision::kInt12, matrix_.groups(), prepared};
+    const int64_t groups = matrix_.groups();
+    return {precision == Precision::kInt12, groups,
+            headroom_of(groups * traits(matrix_.format).halves), prepared};
   }
 
   PackedMatrix matrix_;
@@ -160,13 +152,12 @@ PackedLinear::PackedLinear(Format format, const WeightSource& source, const Line
         pack_dense_row(row, matrix_, tile, n % kTile);
         continue;
       }
-      std::vector<float> mins;
+      std::vector<DecodedGroup> groups;
       for (int64_t g = 0; g < matrix_.groups(); ++g) {
-        const DecodedGroup group = decode_group(matrix_.format, row, g);
-        pack_group(group, matrix_, tile, g, n % kTile);
-        mins.push_back(min_about_zero(matrix_.format, group));
+        groups.push_back(decode_group(matrix_.format, row, g));
+        pack_quants(groups.back(), matrix_, tile, g, n % kTile);
       }
-      if (has_min(matrix_.format)) pack_mins(mins, matrix_, tile, n % kTile);
+      pack_scales(groups, matrix_, tile, n % kTile);
     }
   });
 }
@@ -179,8 +170,7 @@ int64_t PackedLinear::prepared_bytes(int64_t rows) const {
 void PackedLinear::prepare(const LinearInput& input, int64_t begin, int64_t end,
                            uint8_t* prepared) const {
   if (!is_quantized(matrix_.format)) return;
-  kernels_.quantize_rows(input.x, input.stride, begin, end,
-                         {zero_point(matrix_.format), halves(matrix_.format) == 2},
+  kernels_.quantize_rows(input.x, input.stride, begin, end, traits(matrix_.format),
                          quantized(input.precision, prepared));
 }
 
@@ -237,28 +227,24 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
     }
     return;
   }
-  const int zero = zero_point(m.format);
-  const bool half = has_half_scales(m.format);
+  const QuantizedFormat& format = traits(m.format);
+  float unit;
+  std::memcpy(&unit, tile + unit_place(m, column), sizeof unit);
   for (int64_t k = 0; k < m.inputs; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
     const int64_t byte = i % 16 / 4 * 64 + column * 4 + i % 4;
     int q;
-    if (has_nibbles(m.format)) {
+    if (format.bits == 4) {
       const uint8_t both = tile[g * 256 + byte];
       q = i < 16 ? both & 0x0f : both >> 4;
     } else {
       q = tile[g * 512 + (i < 16 ? 0 : 256) + byte];
     }
-    const int64_t sub = halves(m.format) == 2 ? g * 2 + i / 16 : g;
-    const float scale = load_scale(half, tile + m.scale_offset, sub * kTile + column);
-    out[k] = scale * static_cast<float>(q - zero);
-    if (has_min(m.format)) {
-      int16_t min;
-      float unit;
-      std::memcpy(&min, tile + min_place(m, g, column), sizeof min);
-      std::memcpy(&unit, tile + min_unit_place(m, column), sizeof unit);
-      out[k] += static_cast<float>(min) * unit;
-    }
+    int16_t scale, min = 0;
+    const int64_t place = scale_place(m, g, format.halves == 2 ? static_cast<int>(i / 16) : 0, column);
+    std::memcpy(&scale, tile + place, sizeof scale);
+    if (format.has_min) std::memcpy(&min, tile + place + 2, sizeof min);
+    out[k] = unit * static_cast<float>(scale * (q - format.zero) + kMinUnits * min);
   }
 }
 

@@ -9,7 +9,7 @@
 namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr float kLevels = 127.0f;
-inline constexpr float kLeastLargest = 1e-30f;  // below it levels / x could overflow
+inline constexpr float kLeastLargest = 1e-27f;  // below it levels / x * 2^halvings could overflow
 
 SHOAL_INLINE Vec round_to_integer(Vec x) {
   const Vec shift = Vec::broadcast(0x1.8p23f);  // adding and subtracting it rounds
@@ -40,69 +40,48 @@ SHOAL_INLINE float largest_of_row(const float* x, int64_t inputs) {
   return reduce_max(largest) + reduce_add(poison);
 }
 
-// The shift of a group: how often the row's largest can be halved without falling below the group's decides.
-SHOAL_INLINE int32_t shift_of(float of_row, float of_group) {
-  if (of_group == 0.0f) return 0;
+// How often the row's largest can be halved without falling below the group's.
+SHOAL_INLINE int32_t halvings_of(float of_row, float of_group, int32_t most) {
   // Bits of positive floats are in their order; where the group's mantissa is the larger, one less comes out.
-  const auto difference = static_cast<int32_t>(float_to_bits(of_row) - float_to_bits(of_group));
-  const int32_t shift = kMostShift - (difference >> 23);
-  return shift > kLeastShift ? shift : kLeastShift;
+  const auto halvings = static_cast<int32_t>((float_to_bits(of_row) - float_to_bits(of_group)) >> 23);
+  return halvings < most ? halvings : most;
 }
 
 // Rounds the integers of one plane of a group; returns their sum.
-SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizeArgs& args, QuantizedGroup& out) {
+SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizedFormat& format, int32_t rounding,
+                                 QuantizedGroup& out) {
   low.store_int8(out.q);
   high.store_int8(out.q + kLanes);
   const int32_t of_low = sum_of_16(out.q), of_high = sum_of_16(out.q + kLanes);
-  out.start[0] = -args.zero * (args.halves ? of_low : of_low + of_high);
-  out.start[1] = -args.zero * of_high;
+  out.start[0] = rounding - format.zero * (format.halves == 2 ? of_low : of_low + of_high);
+  out.start[1] = rounding - format.zero * of_high;
   return of_low + of_high;
 }
 
-// The integers of a group whose shift is known already; `inverse` is that of the unit at the largest shift.
+// The integers of a group; `inverse` is that of the row's unit.
 template <bool kWide>
-SHOAL_INLINE void quantize_group(const float* x, float inverse, const QuantizeArgs& args,
-                                 QuantizedGroup* out) {
-  const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << (kMostShift - out->shift)));
+SHOAL_INLINE void quantize_group(const float* x, float inverse, int32_t halvings,
+                                 const QuantizedFormat& format, QuantizedGroup* out) {
+  const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << halvings));
   const Vec low = Vec::load(x) * factor, high = Vec::load(x + kLanes) * factor;
+  const int32_t rounding = (1 << format.fit) / 2;
   if constexpr (!kWide) {
-    out->sum = store_plane(low, high, args, *out);
+    const int32_t sum = store_plane(low, high, format, rounding, *out);
+    if (format.has_min) out->start[0] += sum * kMinUnits * (1 << 16);
     return;
   }
   const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
-  const int32_t sum = 16 * store_plane(coarse_low, coarse_high, args, out[0]);
+  const int32_t sum = store_plane(coarse_low, coarse_high, format, rounding, out[0]);
   Vec fine_low = Vec::zero(), fine_high = Vec::zero();
-  if (out->shift == kMostShift) {
+  if (halvings == 0) {
     const Vec sixteen = Vec::broadcast(16.0f);
     fine_low = (low - coarse_low) * sixteen;
     fine_high = (high - coarse_high) * sixteen;
   }
-  out->sum = sum + store_plane(fine_low, fine_high, args, out[1]);
-}
-
-// The sums of all groups, in a power of two that brings the largest to the bits of kLargestSum; zero where
-// the shift is negative, as they would be lost.
-template <int kPlanes>
-SHOAL_INLINE void quantize_sums(const QuantizedGroup* groups, const QuantizedRows& out, int64_t row) {
-  const auto sum_of = [&](int64_t g) __attribute__((always_inline)) {
-    const QuantizedGroup& group = groups[g * kPlanes];
-    return group.shift < 0 ? 0 : group.sum << group.shift;
-  };
-  bool has_small = false;
-  uint32_t bits = 0;  // those that any sum has
-  for (int64_t g = 0; g < out.groups; ++g) {
-    has_small |= groups[g * kPlanes].shift < 0;
-    const int32_t sum = sum_of(g);
-    bits |= static_cast<uint32_t>(sum < 0 ? -sum : sum);
-  }
-  int shift = 0;
-  while (bits >> shift >= kLargestSum) ++shift;
-  const int32_t half = shift > 0 ? 1 << (shift - 1) : 0;
-  int16_t* const sums = out.sums(row);
-  for (int64_t g = 0; g < out.groups; ++g) sums[g] = static_cast<int16_t>((sum_of(g) + half) >> shift);
-  if (out.groups % 2 == 1) sums[out.groups] = 0;
-  out.row(row).sum_unit = static_cast<float>(1 << shift);
-  out.row(row).has_small_groups = has_small;
+  // The rounding of the first plane, where it has one, counts 16 times and is enough.
+  const int32_t fine_sum = store_plane(fine_low, fine_high, format, rounding == 0 ? 8 : 0, out[1]);
+  const int32_t sixteenths = (16 * sum + fine_sum) * kMinUnits;
+  out->sum = ((sixteenths + 8 * (1 << format.fit)) >> (4 + format.fit)) * (1 << 16);
 }
 
 // A row of one number: of zeros, or of NaN.
@@ -112,10 +91,9 @@ SHOAL_INLINE void fill_row(float unit, const QuantizedRows& out, int64_t row) {
 }
 
 template <bool kWide>
-SHOAL_INLINE void quantize_row(const float* x, const QuantizeArgs& args, const QuantizedRows& out,
+SHOAL_INLINE void quantize_row(const float* x, const QuantizedFormat& format, const QuantizedRows& out,
                                int64_t row) {
   constexpr int kPlanes = kWide ? 2 : 1;
-  constexpr float kUnits = kLevels * (1 << kMostShift) * (kWide ? 16 : 1);  // of the row's largest
   const float largest = largest_of_row(x, out.groups * kGroup);
   if (largest != largest) return fill_row(largest, out, row);
   if (largest <= kLeastLargest) return fill_row(0.0f, out, row);
@@ -123,22 +101,25 @@ SHOAL_INLINE void quantize_row(const float* x, const QuantizeArgs& args, const Q
   // In two passes: in one, each group would wait for its own largest.
   for (int64_t g = 0; g < out.groups; ++g) {
     const Vec low = abs(Vec::load(x + g * kGroup)), high = abs(Vec::load(x + g * kGroup + kLanes));
-    groups[g * kPlanes].shift = shift_of(largest, reduce_max(max(low, high)));
+    const float of_group = reduce_max(max(low, high));
+    const int32_t count = out.headroom + halvings_of(largest, of_group, kMostCount - out.headroom);
+    groups[g * kPlanes].count = count;
+    groups[g * kPlanes].half = (1 << count) / 2;
   }
   for (int64_t g = 0; g < out.groups; ++g) {
-    quantize_group<kWide>(x + g * kGroup, kLevels / largest, args, groups + g * kPlanes);
+    QuantizedGroup* const group = groups + g * kPlanes;
+    quantize_group<kWide>(x + g * kGroup, kLevels / largest, group->count - out.headroom, format, group);
   }
-  quantize_sums<kPlanes>(groups, out, row);
-  out.row(row).unit = largest / kUnits;
+  out.row(row).unit = largest / kLevels * static_cast<float>(1 << (out.headroom + format.fit));
 }
 
 inline void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
-                          const QuantizeArgs& args, const QuantizedRows& out) {
+                          const QuantizedFormat& format, const QuantizedRows& out) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     if (out.wide) {
-      quantize_row<true>(x + row * x_stride, args, out, row);
+      quantize_row<true>(x + row * x_stride, format, out, row);
     } else {
-      quantize_row<false>(x + row * x_stride, args, out, row);
+      quantize_row<false>(x + row * x_stride, format, out, row);
     }
   }
 }
