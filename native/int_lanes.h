@@ -24,7 +24,6 @@ struct Int {
     return of(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
   SHOAL_INLINE __m512i bits() const { return __m512i(v); }
-  SHOAL_INLINE Int times_16() const { return of(_mm512_slli_epi32(bits(), 4)); }
   SHOAL_INLINE Int halved(int32_t n) const {  // n times
     return of(_mm512_srav_epi32(bits(), _mm512_set1_epi32(n)));
   }
@@ -67,7 +66,6 @@ struct Int {
     return {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
   }
-  SHOAL_INLINE Int times_16() const { return {_mm256_slli_epi32(lo, 4), _mm256_slli_epi32(hi, 4)}; }
   SHOAL_INLINE Int halved(int32_t n) const {
     const __m256i count = _mm256_set1_epi32(n);
     return {_mm256_srav_epi32(lo, count), _mm256_srav_epi32(hi, count)};
@@ -143,9 +141,6 @@ struct Int {
   }
   static SHOAL_INLINE Int load_lower(const int16_t* p) {
     return each([p](int i) { return p[i] & 0xffff; });
-  }
-  SHOAL_INLINE Int times_16() const {
-    return each([this](int i) { return lane[i] * 16; });
   }
   SHOAL_INLINE Int halved(int32_t n) const {
     return each([this, n](int i) { return lane[i] >> n; });

@@ -6,7 +6,8 @@
 //   pair = products + 2^16 (kMinUnits sum_x / 2^fit)
 //   acc += (scale_w lower_half(pair) + min_w upper_half(pair)) / 2^count
 // where the halves are int16, the lower one being the products, and the upper one the sum, or one less where
-// products are negative: so it costs nothing to put them beside each other. y = float(acc) * (unit_w unit_x).
+// products are negative: so it costs nothing to put them beside each other. The fine part of a group adds to
+// acc alike, with kFineHalvings more. y = float(acc) * (unit_w unit_x).
 // Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
@@ -109,7 +110,7 @@ SHOAL_INLINE void store_tile(Vec acc, float* y, int64_t columns) {
   for (int64_t i = 0; i < columns; ++i) y[i] = lanes[i];
 }
 
-// Adds the products of one group, one plane of R rows that lie `stride` apart, to those of two tiles.
+// Adds the products of a group of R rows that lie `stride` apart to those of two tiles.
 template <typename F, int R, typename Tile>
 SHOAL_INLINE void multiply_group(const Tile* w, int64_t g, const int8_t* q, int64_t stride,
                                  Int (&dot)[R][2][F::kHalves]) {
@@ -156,8 +157,28 @@ SHOAL_INLINE void store_pair(const GemmArgs& args, int64_t tile, int64_t row, co
   }
 }
 
+// Adds the fine parts of a row, after its groups: few have one, and not the same in each row.
+template <typename F, typename Tile>
+SHOAL_INLINE void add_fine(const QuantizedRows& x, const Tile* w, int64_t row, Int (&acc)[2]) {
+  constexpr int H = F::kHalves;
+  const int32_t count = x.headroom + kFineHalvings;
+  const Int half = Int::broadcast((1 << count) / 2);
+  const FineGroup* const end = x.fine(row) + x.row(row).num_fine;
+  for (const FineGroup* fine = x.fine(row); fine != end; ++fine) {
+    Int dot[1][2][H];
+    for (int h = 0; h < H; ++h) dot[0][0][h] = dot[0][1][h] = Int::broadcast(fine->start[h]);
+    multiply_group<F, 1>(w, fine->index, fine->q, 0, dot);
+    halve_all<F::kFit>(dot);
+    for (int c = 0; c < 2; ++c) {
+      for (int h = 0; h < H; ++h) {
+        acc[c] = acc[c] + dot2(half, dot[0][c][h], w[c].scale(fine->index, h)).halved(count);
+      }
+    }
+  }
+}
+
 // R rows from `row` on times two neighbouring tiles.
-template <typename F, int R, bool kWide, typename Tile>
+template <typename F, int R, typename Tile>
 void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row) {
   constexpr int H = F::kHalves;
   const int64_t groups = args.w->groups(), stride = args.x.stride();
@@ -183,20 +204,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
       for (int h = 0; h < H; ++h) dot[r][0][h] = dot[r][1][h] = Int::broadcast(of_row(r)->start[h]);
     }
     multiply_group<F, R>(w, g, x->q, stride, dot);
-    bool has_fine = false;
-    for (int r = 0; r < R; ++r) has_fine |= of_row(r)->count == args.x.headroom;
-    if (kWide && has_fine) {
-      for (int r = 0; r < R; ++r) {
-        for (int h = 0; h < H; ++h) {
-          const Int start = Int::broadcast(of_row(r)[1].start[h]);
-          for (int c = 0; c < 2; ++c) dot[r][c][h] = dot[r][c][h].times_16() + start;
-        }
-      }
-      multiply_group<F, R>(w, g, x[1].q, stride, dot);
-      halve_all<F::kFit + 4>(dot);
-    } else {
-      halve_all<F::kFit>(dot);
-    }
+    halve_all<F::kFit>(dot);
     Int scale[2][H];
     for (int c = 0; c < 2; ++c) {
       for (int h = 0; h < H; ++h) scale[c][h] = w[c].scale(g, h);
@@ -204,14 +212,15 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < 2; ++c) {
         for (int h = 0; h < H; ++h) {
-          Int pair = dot[r][c][h];
-          if (F::kHasMin && kWide) pair = pair + Int::broadcast(of_row(r)->sum);
-          const Int term = dot2(Int::broadcast(of_row(r)->half), pair, scale[c][h]);
+          const Int term = dot2(Int::broadcast(of_row(r)->half), dot[r][c][h], scale[c][h]);
           acc[r][c] = acc[r][c] + term.halved(of_row(r)->count);
         }
       }
     }
-    x += kWide ? 2 : 1;
+    ++x;
+  }
+  if (args.x.wide) {
+    for (int r = 0; r < R; ++r) add_fine<F>(args.x, w, row + r, acc[r]);
   }
   Vec y[R][2];
   for (int r = 0; r < R; ++r) {
@@ -221,49 +230,40 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   store_pair<R>(args, tile, row, y);
 }
 
-template <typename F, int R, bool kWide, typename Tile>
+template <typename F, int R, typename Tile>
 void multiply_block(const GemmArgs& args, const Tile* w, int64_t tile, int64_t row, int64_t rows) {
   if constexpr (R > 0) {
     if (rows == R) {
-      multiply_rows<F, R, kWide>(args, w, tile, row);
+      multiply_rows<F, R>(args, w, tile, row);
     } else {
-      multiply_block<F, R - 1, kWide>(args, w, tile, row, rows);
+      multiply_block<F, R - 1>(args, w, tile, row, rows);
     }
   }
 }
 
 // Blocks of about the same number of rows: small ones would wait for their own sums.
-template <typename F, bool kWide, typename Tile>
+template <typename F, typename Tile>
 void multiply_all_rows(const GemmArgs& args, const Tile* w, int64_t tile) {
   int64_t blocks = (args.row_end - args.row_begin + kRowBlock - 1) / kRowBlock;
   for (int64_t row = args.row_begin; blocks > 0; --blocks) {
     const int64_t rows = (args.row_end - row + blocks - 1) / blocks;
-    multiply_block<F, kRowBlock, kWide>(args, w, tile, row, rows);
+    multiply_block<F, kRowBlock>(args, w, tile, row, rows);
     row += rows;
-  }
-}
-
-template <typename F, bool kWide>
-void gemm_tiles(const GemmArgs& args) {
-  for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
-    if (F::kBits == 8 || args.row_end - args.row_begin <= kPackedRows) {
-      const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
-      multiply_all_rows<F, kWide>(args, w, tile);
-    } else {
-      const UnpackedTile<F> w[2] = {
-          {*args.w, tile, args.scratch},
-          {*args.w, tile + 1, args.scratch + unpacked_tile_bytes(args.w->inputs)}};
-      multiply_all_rows<F, kWide>(args, w, tile);
-    }
   }
 }
 
 template <typename F>
 void gemm_quantized(const GemmArgs& args) {
-  if (args.x.wide) {
-    gemm_tiles<F, true>(args);
-  } else {
-    gemm_tiles<F, false>(args);
+  for (int64_t tile = args.tile_begin; tile < args.tile_end; tile += 2) {
+    if (F::kBits == 8 || args.row_end - args.row_begin <= kPackedRows) {
+      const PackedTile<F> w[2] = {{*args.w, tile}, {*args.w, tile + 1}};
+      multiply_all_rows<F>(args, w, tile);
+    } else {
+      const UnpackedTile<F> w[2] = {
+          {*args.w, tile, args.scratch},
+          {*args.w, tile + 1, args.scratch + unpacked_tile_bytes(args.w->inputs)}};
+      multiply_all_rows<F>(args, w, tile);
+    }
   }
 }
 

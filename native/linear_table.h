@@ -61,21 +61,26 @@ inline constexpr QuantizedFormat kQuantizedFormats[kNumQuantizedFormats] = {
 // be `wide`, unit * (q + fine / 16).
 //
 // The unit is of the row, the halvings of a group of 32 columns, so that a product needs no scale of the
-// activations: a group whose largest is half of the row's has one, and so on. What a row holds lies
-// together: a QuantizedRow and its groups.
+// activations: a group whose largest is half of the row's has one, and so on. What a row holds lies together:
+// a QuantizedRow, its groups, and where the product is wide, a FineGroup for each group of no halvings.
 struct QuantizedRow {
   float unit;  // times 2^(headroom + fit); NaN if the row has a number that is not finite
+  int32_t num_fine;
 };
-// A group, or its second plane, which has `fine` for q (zero if there are halvings) and only `start` besides.
 struct QuantizedGroup {
   int8_t q[kGroup];
-  // Of the sums of products, one of each half where these have scales: -zero * sum(q), half of 2^fit, and if
-  // the product is not wide, `sum` before its halvings.
+  // Where the sums of products start, one for each half where these have scales: -zero * sum(q), half of 2^fit,
+  // and 2^16 * kMinUnits * sum(q).
   int32_t start[2];
-  int32_t sum;    // kMinUnits * sum(q + fine / 16) / 2^fit, in the upper 16 bits
   int32_t count;  // headroom + halvings: how often what the group adds to an output is halved
   int32_t half;   // of 2^count
 };
+struct FineGroup {
+  int8_t q[kGroup];
+  int32_t start[2];  // as above
+  int32_t index;     // of the group
+};
+inline constexpr int kFineHalvings = 4;
 
 // In these units the sum of a group fits int16, and its lowest bit, which may be missing (see
 // linear_kernels.h), is little; after `fit` halvings, as products have them.
@@ -88,7 +93,7 @@ inline constexpr int kMostCount = 30;
 static_assert(kLargestTerm + (1 << (kMostCount - 1)) <= INT32_MAX);
 
 struct QuantizedRows {
-  bool wide;         // two planes for each group, one after the other
+  bool wide;  // activations of 12 bits in a row's largest groups
   int64_t groups;
   int32_t headroom;  // halvings of all terms, which keep their sum in int32
   uint8_t* data;     // [rows][stride]
@@ -96,13 +101,16 @@ struct QuantizedRows {
   SHOAL_ALWAYS_INLINE QuantizedRow& row(int64_t r) const {
     return *reinterpret_cast<QuantizedRow*>(data + r * stride());
   }
-  SHOAL_ALWAYS_INLINE QuantizedGroup* group(int64_t r) const {  // [groups][1 or 2]
+  SHOAL_ALWAYS_INLINE QuantizedGroup* group(int64_t r) const {  // [groups]
     return reinterpret_cast<QuantizedGroup*>(&row(r) + 1);
+  }
+  SHOAL_ALWAYS_INLINE FineGroup* fine(int64_t r) const {  // [num_fine]
+    return reinterpret_cast<FineGroup*>(group(r) + groups);
   }
   // An odd number of cache lines, so that neighbours fall into different sets of the cache.
   SHOAL_ALWAYS_INLINE int64_t stride() const {
     const auto bytes = static_cast<int64_t>(sizeof(QuantizedRow)) +
-                       groups * (wide ? 2 : 1) * static_cast<int64_t>(sizeof(QuantizedGroup));
+                       groups * static_cast<int64_t>(sizeof(QuantizedGroup) + (wide ? sizeof(FineGroup) : 0));
     return (bytes + 63) / 128 * 128 + 64;
   }
 };

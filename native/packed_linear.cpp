@@ -25,10 +25,12 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 
 const QuantizedFormat& traits(Format format) { return kQuantizedFormats[static_cast<int>(format)]; }
 
-// The halvings that keep the sum of all terms of an output in int32, each rounded by less than one.
+// The halvings that keep the sum of all terms of an output in int32. A fine part adds a 64th to each at most,
+// and both are rounded by less than one.
 int32_t headroom_of(int64_t terms) {
+  constexpr int64_t kLargest = kLargestTerm + kLargestTerm / 64;
   int32_t headroom = 0;
-  while (terms * ((kLargestTerm >> headroom) + 2) > std::numeric_limits<int32_t>::max()) ++headroom;
+  while (terms * ((kLargest >> headroom) + 3) > std::numeric_limits<int32_t>::max()) ++headroom;
   return headroom;
 }
 

@@ -47,41 +47,16 @@ SHOAL_INLINE int32_t halvings_of(float of_row, float of_group, int32_t most) {
   return halvings < most ? halvings : most;
 }
 
-// Rounds the integers of one plane of a group; returns their sum.
-SHOAL_INLINE int32_t store_plane(Vec low, Vec high, const QuantizedFormat& format, int32_t rounding,
-                                 QuantizedGroup& out) {
+// Rounds the integers of a group and finds where their products start.
+template <typename Group>
+SHOAL_INLINE void store_group(Vec low, Vec high, const QuantizedFormat& format, Group& out) {
   low.store_int8(out.q);
   high.store_int8(out.q + kLanes);
   const int32_t of_low = sum_of_16(out.q), of_high = sum_of_16(out.q + kLanes);
-  out.start[0] = rounding - format.zero * (format.halves == 2 ? of_low : of_low + of_high);
+  const int32_t sum = of_low + of_high, rounding = (1 << format.fit) / 2;
+  out.start[0] = rounding - format.zero * (format.halves == 2 ? of_low : sum);
   out.start[1] = rounding - format.zero * of_high;
-  return of_low + of_high;
-}
-
-// The integers of a group; `inverse` is that of the row's unit.
-template <bool kWide>
-SHOAL_INLINE void quantize_group(const float* x, float inverse, int32_t halvings,
-                                 const QuantizedFormat& format, QuantizedGroup* out) {
-  const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << halvings));
-  const Vec low = Vec::load(x) * factor, high = Vec::load(x + kLanes) * factor;
-  const int32_t rounding = (1 << format.fit) / 2;
-  if constexpr (!kWide) {
-    const int32_t sum = store_plane(low, high, format, rounding, *out);
-    if (format.has_min) out->start[0] += sum * kMinUnits * (1 << 16);
-    return;
-  }
-  const Vec coarse_low = round_to_integer(low), coarse_high = round_to_integer(high);
-  const int32_t sum = store_plane(coarse_low, coarse_high, format, rounding, out[0]);
-  Vec fine_low = Vec::zero(), fine_high = Vec::zero();
-  if (halvings == 0) {
-    const Vec sixteen = Vec::broadcast(16.0f);
-    fine_low = (low - coarse_low) * sixteen;
-    fine_high = (high - coarse_high) * sixteen;
-  }
-  // The rounding of the first plane, where it has one, counts 16 times and is enough.
-  const int32_t fine_sum = store_plane(fine_low, fine_high, format, rounding == 0 ? 8 : 0, out[1]);
-  const int32_t sixteenths = (16 * sum + fine_sum) * kMinUnits;
-  out->sum = ((sixteenths + 8 * (1 << format.fit)) >> (4 + format.fit)) * (1 << 16);
+  if (format.has_min) out.start[0] += sum * kMinUnits * (1 << 16);
 }
 
 // A row of one number: of zeros, or of NaN.
@@ -90,37 +65,41 @@ SHOAL_INLINE void fill_row(float unit, const QuantizedRows& out, int64_t row) {
   out.row(row).unit = unit;
 }
 
-template <bool kWide>
 SHOAL_INLINE void quantize_row(const float* x, const QuantizedFormat& format, const QuantizedRows& out,
                                int64_t row) {
-  constexpr int kPlanes = kWide ? 2 : 1;
   const float largest = largest_of_row(x, out.groups * kGroup);
   if (largest != largest) return fill_row(largest, out, row);
   if (largest <= kLeastLargest) return fill_row(0.0f, out, row);
+  const float inverse = kLevels / largest;
   QuantizedGroup* const groups = out.group(row);
   // In two passes: in one, each group would wait for its own largest.
   for (int64_t g = 0; g < out.groups; ++g) {
     const Vec low = abs(Vec::load(x + g * kGroup)), high = abs(Vec::load(x + g * kGroup + kLanes));
     const float of_group = reduce_max(max(low, high));
-    const int32_t count = out.headroom + halvings_of(largest, of_group, kMostCount - out.headroom);
-    groups[g * kPlanes].count = count;
-    groups[g * kPlanes].half = (1 << count) / 2;
+    groups[g].count = out.headroom + halvings_of(largest, of_group, kMostCount - out.headroom);
+    groups[g].half = (1 << groups[g].count) / 2;
   }
-  for (int64_t g = 0; g < out.groups; ++g) {
-    QuantizedGroup* const group = groups + g * kPlanes;
-    quantize_group<kWide>(x + g * kGroup, kLevels / largest, group->count - out.headroom, format, group);
+  FineGroup* fine = out.fine(row);
+  for (int64_t g = 0; g < out.groups; ++g, x += kGroup) {
+    const int32_t halvings = groups[g].count - out.headroom;
+    const Vec factor = Vec::broadcast(inverse * static_cast<float>(1 << halvings));
+    const Vec low = Vec::load(x) * factor, high = Vec::load(x + kLanes) * factor;
+    store_group(low, high, format, groups[g]);
+    if (out.wide && halvings == 0) {
+      const Vec units = Vec::broadcast(1 << kFineHalvings);
+      store_group((low - round_to_integer(low)) * units, (high - round_to_integer(high)) * units, format, *fine);
+      fine->index = static_cast<int32_t>(g);
+      ++fine;
+    }
   }
+  out.row(row).num_fine = static_cast<int32_t>(fine - out.fine(row));
   out.row(row).unit = largest / kLevels * static_cast<float>(1 << (out.headroom + format.fit));
 }
 
 inline void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                           const QuantizedFormat& format, const QuantizedRows& out) {
   for (int64_t row = row_begin; row < row_end; ++row) {
-    if (out.wide) {
-      quantize_row<true>(x + row * x_stride, format, out, row);
-    } else {
-      quantize_row<false>(x + row * x_stride, format, out, row);
-    }
+    quantize_row(x + row * x_stride, format, out, row);
   }
 }
 
