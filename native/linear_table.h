@@ -85,8 +85,8 @@ inline constexpr int kFineHalvings = 4;
 // In these units the sum of a group fits int16, and its lowest bit, which may be missing (see
 // linear_kernels.h), is little; after `fit` halvings, as products have them.
 inline constexpr int kMinUnits = 8;
-// Scales and mins are so small that a term, what a group adds to an output, and its `half` fit int32. It has 32
-// products of an activation and a quant, of which all formats leave 8 after `fit` halvings, and a sum.
+// Scales and mins are so small that a term, what a group adds to an output, and its `half` fit int32. A term
+// has 32 products of an activation and a quant, of which all formats leave 8 after `fit` halvings, and a sum.
 inline constexpr int32_t kLargestScale = 24000;
 inline constexpr int64_t kLargestTerm = int64_t{kLargestScale} * (kGroup * 127 * (8 + kMinUnits) + 1);
 inline constexpr int kMostCount = 30;
