@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMinRowsPerTask = 4;
 constexpr int64_t kMaxRowsPerTask = 16;
 // Rows that a thread takes through several stages: enough to be worth reading the weights for, few enough for
-// the caches.
+// the caches. Measured with two threads.
 constexpr int64_t kLeastRowsOfAPart = 8;
 constexpr int64_t kMostRowsOfAPart = 64;
 

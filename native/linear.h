@@ -49,7 +49,8 @@ struct LinearInput {
 
 class Linear {
  public:
-  // Packs `source` for `isa` into memory of the arena, which must outlive it. Throws std::invalid_argument for an unknown type or shape.
+  // Packs `source` for `isa` into memory of the arena, which must outlive it. Throws std::invalid_argument for
+  // an unknown type or shape.
   Linear(const WeightSource& source, Isa isa, Arena& arena);
   ~Linear();
   Linear(Linear&&) noexcept;
@@ -73,9 +74,9 @@ class Linear {
   void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       const Linear& next, uint8_t* next_prepared) const;
 
-  // out[k] = W[row][k], dequantised: the embedding look-up. On AMX, the scales of K-quants and all mins are
-  // rounded to half precision, with an exponent range that starts at the matrix's largest weight; all else
-  // is exact.
+  // out[k] = W[row][k], dequantised: the embedding look-up. Scales and mins are as they are multiplied: but on
+  // AMX integers in a unit of the row; there in half precision, mins and scales of K-quants rounded, with an
+  // exponent range that starts at the matrix's largest weight.
   void dequantize_row(int64_t row, float* out) const;
 
   // Bytes that one forward pass reads.

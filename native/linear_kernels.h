@@ -7,7 +7,7 @@
 //   acc += (scale_w lower_half(pair) + min_w upper_half(pair)) / 2^count
 // where the halves are int16, the lower one being the products, and the upper one the sum, or one less where
 // products are negative: so it costs nothing to put them beside each other. The fine part of a group adds to
-// acc alike, with kFineHalvings more. y = float(acc) * (unit_w unit_x).
+// acc alike, with kFineHalvings more. y = float(acc) unit_w unit_x.
 // Dense formats: acc = fma(w_k, x_k, acc), k ascending.
 #pragma once
 
@@ -36,8 +36,8 @@ using Q4_K = Quantized<Format::kQ4_K>;
 using Q5_K = Quantized<Format::kQ5_K>;
 using Q6_K = Quantized<Format::kQ6_K>;
 
-// Rows that share the loads of a tile pair: with AVX-512 one less than its registers hold, as is faster. And
-// the most rows whose blocks read the tiles as they are packed each, as unpacking costs a large block little.
+// kRowBlock: rows that share the loads of a tile pair, with AVX-512 one less than its registers hold, as is
+// faster. kPackedRows: with more rows a pair of tiles is unpacked once, with as many each block unpacks it.
 #if defined(__AVX512F__)
 inline constexpr int kRowBlock = 5;
 inline constexpr int64_t kPackedRows = std::numeric_limits<int64_t>::max();
@@ -225,7 +225,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   Vec y[R][2];
   for (int r = 0; r < R; ++r) {
     const Vec unit = Vec::broadcast(args.x.row(row + r).unit);
-    for (int c = 0; c < 2; ++c) y[r][c] = acc[r][c].to_float() * (w[c].unit() * unit);
+    for (int c = 0; c < 2; ++c) y[r][c] = acc[r][c].to_float() * w[c].unit() * unit;
   }
   store_pair<R>(args, tile, row, y);
 }

@@ -20,7 +20,7 @@ inline constexpr int kTile = 16;  // output columns of a tile: the lanes of a ve
 //           4 bits: [groups][4][16][4] bytes, low nibbles for chunk j, high nibbles for chunk j + 4;
 //   scales  int16: [groups][16][2], scale and min of each output, where the format has mins;
 //           else [groups][1 or 2][16], two scales for the halves of a Q6_K group;
-//   units   float [16].
+//   units   float [16], times 2^(headroom + fit), as sums have been halved so often.
 // Its weights are unit * (scale * (quant - zero) + kMinUnits * min), the min being that of quants about their
 // middle.
 // A dense tile holds [inputs][16] elements.
@@ -64,7 +64,7 @@ inline constexpr QuantizedFormat kQuantizedFormats[kNumQuantizedFormats] = {
 // activations: a group whose largest is half of the row's has one, and so on. What a row holds lies together:
 // a QuantizedRow, its groups, and where the product is wide, a FineGroup for each group of no halvings.
 struct QuantizedRow {
-  float unit;  // times 2^(headroom + fit); NaN if the row has a number that is not finite
+  float unit;  // NaN if the row has a number that is not finite
   int32_t num_fine;
 };
 struct QuantizedGroup {
@@ -86,7 +86,8 @@ inline constexpr int kFineHalvings = 4;
 // linear_kernels.h), is little; after `fit` halvings, as products have them.
 inline constexpr int kMinUnits = 8;
 // Scales and mins are so small that a term, what a group adds to an output, and its `half` fit int32. A term
-// has 32 products of an activation and a quant, of which all formats leave 8 after `fit` halvings, and a sum.
+// has a sum and 32 products of an activation and a quant, which is 8 * 2^fit from zero at most (half groups: 16
+// products of twice that).
 inline constexpr int32_t kLargestScale = 24000;
 inline constexpr int64_t kLargestTerm = int64_t{kLargestScale} * (kGroup * 127 * (8 + kMinUnits) + 1);
 inline constexpr int kMostCount = 30;

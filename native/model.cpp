@@ -73,6 +73,11 @@ void Model::write(const View& view, const char* what) {
   require(!complete_, "logits must be the last op");
   require(buffer_rows_[view.buffer] != Rows::kSource,
           std::string(what) + " overwrites what select_rows reads");
+  const bool is_part = view.width < buffer_columns_[view.buffer];
+  const bool is_known = buffer_rows_[view.buffer] != Rows::kUnset;
+  if (is_part && is_known && buffer_section_[view.buffer] != section_) {
+    buffer_is_lasting_[view.buffer] = true;  // its other columns may still be read
+  }
   buffer_rows_[view.buffer] = selected_ ? Rows::kSelected : Rows::kAll;
   buffer_section_[view.buffer] = section_;
 }

@@ -123,7 +123,7 @@ class Model {
   const std::vector<int64_t>& buffer_columns() const { return buffer_columns_; }
   const std::vector<Linear>& linears() const { return linears_; }
   const std::vector<AttentionHeads>& attention_heads() const { return attention_heads_; }
-  // Whether attention or select_rows reads a buffer or writes it, or a stage beyond them reads what one
+  // Whether attention or select_rows reads a buffer or writes it, or a stage beyond them may read what one
   // before has written. Rows of all others are over when the stages between two attentions are.
   bool is_lasting(int64_t buffer) const { return buffer_is_lasting_[buffer]; }
   // Stages over all rows of the batch, and those over the selected rows.

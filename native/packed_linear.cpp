@@ -25,10 +25,11 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 
 const QuantizedFormat& traits(Format format) { return kQuantizedFormats[static_cast<int>(format)]; }
 
-// The halvings that keep the sum of all terms of an output in int32. A fine part adds a 64th to each at most,
-// and both are rounded by less than one.
-int32_t headroom_of(int64_t terms) {
+// The halvings that keep the sum of all terms of an output in int32. A fine part adds less than a 64th to each,
+// as its quants are 8 at most and it has four halvings more, and both are rounded by less than one.
+int32_t headroom_of(const PackedMatrix& m) {
   constexpr int64_t kLargest = kLargestTerm + kLargestTerm / 64;
+  const int64_t terms = m.groups() * traits(m.format).halves;
   int32_t headroom = 0;
   while (terms * ((kLargest >> headroom) + 3) > std::numeric_limits<int32_t>::max()) ++headroom;
   return headroom;
@@ -72,7 +73,8 @@ void pack_scales(const std::vector<DecodedGroup>& groups, const PackedMatrix& m,
     }
   }
   const float unit = largest / static_cast<float>(kLargestScale);
-  std::memcpy(tile + unit_place(m, column), &unit, sizeof unit);
+  const float of_sums = std::ldexp(unit, headroom_of(m) + traits(m.format).fit);
+  std::memcpy(tile + unit_place(m, column), &of_sums, sizeof of_sums);
   const auto put = [&](float x, int64_t place) {
     const auto units = static_cast<int16_t>(unit > 0.0f ? std::lrint(x / unit) : 0);
     std::memcpy(tile + place, &units, sizeof units);
@@ -132,8 +134,7 @@ class PackedLinear final : public Linear::Implementation {
  private:
   QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
     const int64_t groups = matrix_.groups();
-    return {precision == Precision::kInt12, groups,
-            headroom_of(groups * traits(matrix_.format).halves), prepared};
+    return {precision == Precision::kInt12, groups, headroom_of(matrix_), prepared};
   }
 
   PackedMatrix matrix_;
@@ -232,6 +233,7 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
   const QuantizedFormat& format = traits(m.format);
   float unit;
   std::memcpy(&unit, tile + unit_place(m, column), sizeof unit);
+  unit = std::ldexp(unit, -headroom_of(m) - format.fit);
   for (int64_t k = 0; k < m.inputs; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
     const int64_t byte = i % 16 / 4 * 64 + column * 4 + i % 4;

@@ -93,7 +93,7 @@ SHOAL_INLINE void quantize_row(const float* x, const QuantizedFormat& format, co
     }
   }
   out.row(row).num_fine = static_cast<int32_t>(fine - out.fine(row));
-  out.row(row).unit = largest / kLevels * static_cast<float>(1 << (out.headroom + format.fit));
+  out.row(row).unit = largest / kLevels;
 }
 
 inline void quantize_rows(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_programs import (
     Answer,
+    ChooseChunks,
     Driver,
     TinyShape,
     all_at_once,
@@ -25,7 +28,7 @@ from tiny_programs import (
 from shoal import _native
 from shoal.executor.native import NativeExecutor
 from shoal.executor.reference import ReferenceExecutor
-from shoal.model.program import Add, Program, View
+from shoal.model.program import Add, Logits, Op, Program, RmsNorm, SelectRows, View
 from shoal.model.weights import WeightTensor
 from shoal.request import Request, SamplingParams
 from shoal.scheduler.interface import ScheduledRequest, ScheduledStep
@@ -114,6 +117,57 @@ def test_batching_changes_no_bit(seed: int, num_threads: int, preempt_every: int
         assert answer.logprobs == alone.logprobs
         if not preempt_every:  # a recomputation brings the prompt's again
             assert answer.prompt_logprobs == alone.prompt_logprobs
+
+
+def shared_buffer(program: Program) -> Program:
+    """The residual stream and what is added to it as two halves of one buffer."""
+    width = program.buffers["hidden"]
+    places = {"hidden": View("stream", 0, width), "delta": View("stream", width, width)}
+
+    def moved(op: Op) -> Op:
+        views = {name: getattr(op, name) for name in ("x", "y", "out") if hasattr(op, name)}
+        changes: dict[str, Any] = {
+            name: places[view.buffer] for name, view in views.items() if view.buffer in places
+        }
+        return replace(op, **changes)
+
+    buffers = {**program.buffers, "stream": 2 * width}
+    return replace(program, ops=tuple(moved(op) for op in program.ops), buffers=buffers)
+
+
+def normed_before_selection(program: Program) -> Program:
+    """The last norm of all rows, so that nothing but later layers reads the residual stream."""
+    *ops, select, norm, logits = program.ops
+    assert isinstance(select, SelectRows)
+    assert isinstance(norm, RmsNorm)
+    assert isinstance(logits, Logits)
+    ops += [
+        replace(norm, x=select.x),
+        SelectRows(norm.out, select.out),
+        replace(logits, x=select.out),
+    ]
+    return replace(program, ops=tuple(ops))
+
+
+# From 8 rows a thread on, each takes 64 at most through the ops between two attentions.
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", [15, 16, 65, 130, 200])
+@pytest.mark.parametrize("change", [shared_buffer, normed_before_selection, None])
+def test_rows_that_threads_take_in_parts_are_those_of_short_steps(
+    change: Callable[[Program], Program] | None, num_tokens: int, num_threads: int
+) -> None:
+    program = normed_before_selection(tiny_program()) if change is shared_buffer else tiny_program()
+    program = change(program) if change else program
+    prompt = random_prompt(num_tokens, seed=4)
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=3, prompt_logprobs=3)
+
+    def answer(num_threads: int, chunks: ChooseChunks) -> Answer:
+        executor = make_executor(program, num_threads)
+        return Driver(executor, chunks).run([make_request("r", prompt, params)])["r"]
+
+    assert answer(num_threads, all_at_once) == answer(
+        1, lambda waiting: [min(7, n) for _, n in waiting]
+    )
 
 
 def test_prompt_logprobs_are_those_of_the_tokens_that_follow(program: Program) -> None:
