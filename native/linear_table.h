@@ -32,6 +32,7 @@ struct PackedMatrix {
   int64_t tile_bytes;
   int64_t scale_offset;
   int64_t unit_offset;
+  int32_t headroom;  // halvings of what groups add to an output, which keep the sum in int32
   const uint8_t* data;
 
   SHOAL_ALWAYS_INLINE int64_t groups() const { return inputs / kGroup; }
@@ -96,7 +97,7 @@ static_assert(kLargestTerm + (1 << (kMostCount - 1)) <= INT32_MAX);
 struct QuantizedRows {
   bool wide;  // activations of 12 bits in a row's largest groups
   int64_t groups;
-  int32_t headroom;  // halvings of all terms, which keep their sum in int32
+  int32_t headroom;  // that of the weights
   uint8_t* data;     // [rows][stride]
 
   SHOAL_ALWAYS_INLINE QuantizedRow& row(int64_t r) const {

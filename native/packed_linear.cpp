@@ -73,7 +73,7 @@ void pack_scales(const std::vector<DecodedGroup>& groups, const PackedMatrix& m,
     }
   }
   const float unit = largest / static_cast<float>(kLargestScale);
-  const float of_sums = std::ldexp(unit, headroom_of(m) + traits(m.format).fit);
+  const float of_sums = std::ldexp(unit, m.headroom + traits(m.format).fit);
   std::memcpy(tile + unit_place(m, column), &of_sums, sizeof of_sums);
   const auto put = [&](float x, int64_t place) {
     const auto units = static_cast<int16_t>(unit > 0.0f ? std::lrint(x / unit) : 0);
@@ -99,6 +99,7 @@ PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
     m.scale_offset = inputs * kTile * traits(format).bits / 8;
     m.unit_offset = scale_place(m, m.groups(), 0, 0);
     m.tile_bytes = round_up(unit_place(m, kTile), kAlignment);
+    m.headroom = headroom_of(m);
   } else {
     m.tile_bytes = row_bytes(format, inputs) * kTile;
   }
@@ -133,8 +134,7 @@ class PackedLinear final : public Linear::Implementation {
 
  private:
   QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
-    const int64_t groups = matrix_.groups();
-    return {precision == Precision::kInt12, groups, headroom_of(matrix_), prepared};
+    return {precision == Precision::kInt12, matrix_.groups(), matrix_.headroom, prepared};
   }
 
   PackedMatrix matrix_;
@@ -233,7 +233,7 @@ void PackedLinear::dequantize_row(int64_t row, float* out) const {
   const QuantizedFormat& format = traits(m.format);
   float unit;
   std::memcpy(&unit, tile + unit_place(m, column), sizeof unit);
-  unit = std::ldexp(unit, -headroom_of(m) - format.fit);
+  unit = std::ldexp(unit, -m.headroom - format.fit);
   for (int64_t k = 0; k < m.inputs; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
     const int64_t byte = i % 16 / 4 * 64 + column * 4 + i % 4;
