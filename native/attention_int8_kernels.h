@@ -1,11 +1,11 @@
 // Attention with keys and values of 8 bits: what AMX and AVX-512 have in common.
 //
 // Queries, keys and values are of 8 bits with a scale for each head of a token (kv_int8_kernels.h), the
-// weights of a row of 16 bits with a common power of two, in two planes. Sums of products are exact, so the
+// weights of a row of up to 14 bits with a common power of two, in two planes. Sums of products are exact, so the
 // arithmetic of a row depends on that row and its own keys alone: a key that it doesn't see weighs exactly
-// zero, and what is common to its keys, the largest score and the largest scale of a value, is taken from
-// those that it sees. The sum of the weights is of those before rounding, lane by lane (token mod 64). How
-// products are computed changes no bit.
+// zero, and what is common to its keys, the largest score and the sum of the weights, is taken from those that
+// it sees. Sums of the weights are of those before rounding, lane by lane (token mod 64, times the scales of
+// values token mod 16). How products are computed changes no bit.
 #pragma once
 
 #include "attention_int8_weights.h"
@@ -101,7 +101,8 @@ class Int8Attention {
     const float* q[kTileQueries];
     int64_t first[kTileQueries], last[kTileQueries];  // keys seen, relative to the chunk
     float maximum[kTileQueries], sum[kTileQueries], power[kTileQueries];
-    float scale[kTileQueries];  // of the scores
+    uint64_t large[kTileQueries];  // the places of weights above 255
+    float scale[kTileQueries];     // of the scores
   };
 
   Rows rows_from(int64_t row, int64_t count) const {
@@ -133,25 +134,20 @@ class Int8Attention {
                        rows.first[r],
                        rows.last[r]};
     };
-    // All maxima first: else each row would wait for its own.
+    // One pass over all rows after the other: else each row would wait for its own maximum and sum.
     for (int64_t r = 0; r < rows.count; ++r) {
       const bool sees_any = rows.first[r] < rows.last[r];
       rows.maximum[r] = sees_any ? weight_row(r).score(rows.scale[r], shape.soft_cap) : kMasked;
-      const bool same_query =
-          r > 0 && rows.first[r] == rows.first[r - 1] && rows.last[r] == rows.last[r - 1];
-      rows.power[r] = same_query ? rows.power[r - 1] : weight_row(r).power();
     }
     for (int64_t r = 0; r < rows.count; ++r) {
-      const WeightRow row = weight_row(r);
-      rows.sum[r] = 0.0f;
-      if (row.first >= row.last) {
-        row.clear(groups.begin, groups.end);
-        continue;
-      }
       const float scale = is_capped ? 1.0f : rows.scale[r];
-      const float sum = row.weigh(rows.maximum[r], scale, rows.power[r], groups.begin, groups.end);
-      rows.sum[r] = scale_by_power(sum, -rows.power[r]);
-      rows.maximum[r] *= scale;
+      const WeightRow::Sums sums = weight_row(r).weigh(rows.maximum[r], scale);
+      rows.sum[r] = sums.weights;
+      rows.power[r] = weight_power(sums.scaled);
+      if (rows.first[r] < rows.last[r]) rows.maximum[r] *= scale;
+    }
+    for (int64_t r = 0; r < rows.count; ++r) {
+      rows.large[r] = weight_row(r).round(rows.power[r], groups.begin, groups.end);
     }
   }
 

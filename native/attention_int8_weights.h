@@ -14,18 +14,16 @@ inline constexpr int kDepth = 64;        // terms of a product; also bytes of a 
 
 // Lanes of a vector, or all of them.
 struct AllLanes {
+  static constexpr bool none() { return false; }
   SHOAL_INLINE Vec keep(Vec x, Vec) const { return x; }
 };
 struct SomeLanes {
   __mmask16 mask;
+  bool none() const { return mask == 0; }
   SHOAL_INLINE Vec keep(Vec x, Vec otherwise) const {
     return {_mm512_mask_mov_ps(otherwise.v, mask, x.v)};
   }
 };
-
-SHOAL_INLINE float scale_by_power(float x, float power) {
-  return _mm_cvtss_f32(_mm_scalef_ss(_mm_set_ss(x), _mm_set_ss(power)));
-}
 
 // The places [first, last) of 64, as bits.
 SHOAL_INLINE uint64_t bits_between(int64_t first, int64_t last) {
@@ -34,8 +32,11 @@ SHOAL_INLINE uint64_t bits_between(int64_t first, int64_t last) {
   return above & below;
 }
 
-// A state's next 16 accumulators, from the sums of both planes: at most 65,535 x 127 x 256 in magnitude,
-// hence exact in int32 also together.
+// Of the sum of a row's weights, times the scales of their values: what is rounded is then the same small part
+// of an answer whether it rests on one key or on all, and few of the weights pass 255.
+inline constexpr float kWeightBits = 12.0f;
+
+// A state's next 16 accumulators, from the sums of both planes: at most 2^13 x 127 in magnitude together.
 SHOAL_INLINE void store_accumulators(__m512i high, __m512i low, float power, float* out) {
   const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
   _mm512_storeu_ps(out, _mm512_scalef_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(-power)));
@@ -43,7 +44,7 @@ SHOAL_INLINE void store_accumulators(__m512i high, __m512i low, float power, flo
 
 // One row and the keys [first, last) of the chunk that it sees: from products to weights.
 struct WeightRow {
-  float* scores;            // [kChunkTokens]: products, in int32, then scores
+  float* scores;            // [kChunkTokens]: products, in int32, then scores, then scaled weights
   uint8_t* high;            // [kChunkTokens]: the upper halves of the weights; bytes in the order of V
   uint8_t* low;             // [kChunkTokens]
   const float* key_scales;  // [kChunkTokens]
@@ -67,6 +68,7 @@ struct WeightRow {
     Vec largest[2] = {Vec::broadcast(kMasked), Vec::broadcast(kMasked)};
     for_groups([&](int64_t begin, const auto* seen) __attribute__((always_inline)) {
       for (int block = 0; block < 4; ++block) {
+        if (seen[block].none()) continue;
         const int64_t i = begin + block * kLanes;
         const Vec product = {_mm512_cvtepi32_ps(_mm512_loadu_si512(scores + i))};
         const Vec score = cap(product * Vec::load(key_scales + i));
@@ -77,39 +79,46 @@ struct WeightRow {
     return reduce_max(max(largest[0], largest[1]));
   }
 
-  // The power of two that brings the largest scaled weight to 15 or 16 bits.
-  float power() const {
-    Vec largest = Vec::broadcast(kLeastScale);
+  struct Sums {
+    float weights;  // NaN if a score is
+    float scaled;   // times the scales of the values
+  };
+
+  // Turns scores into weights exp((score - maximum) * scale), times the scales of the values.
+  Sums weigh(float maximum, float scale) const {
+    const Vec factor = Vec::broadcast(scale * 1.44269504f), highest = Vec::broadcast(maximum);
+    Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()}, scaled_sum = Vec::zero();
     for_groups([&](int64_t begin, const auto* seen) __attribute__((always_inline)) {
       for (int block = 0; block < 4; ++block) {
-        const Vec scale = Vec::load(value_scales + begin + block * kLanes);
-        largest = max(largest, seen[block].keep(scale, Vec::zero()));
+        if (seen[block].none()) continue;
+        const int64_t i = begin + block * kLanes;
+        const Vec weight = seen[block].keep(exp2((Vec::load(scores + i) - highest) * factor), Vec::zero());
+        const Vec scaled = weight * Vec::load(value_scales + i);
+        scaled.store(scores + i);
+        sums[block] += weight;
+        scaled_sum += scaled;
       }
     });
-    const __m128 scale = _mm_set_ss(reduce_max(largest));
-    return 15.0f - _mm_cvtss_f32(_mm_getexp_ss(scale, scale));
+    return {reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])), reduce_add(scaled_sum)};
   }
 
-  // Writes the weights exp((score - maximum) * scale) * 2^power, times the scales of the values, for the
-  // groups [begin, end). Returns the sum of exp(..) * 2^power; NaN if a score is.
-  float weigh(float maximum, float scale, float power, int64_t begin, int64_t end) const {
-    const Vec factor = Vec::broadcast(scale * 1.44269504f), highest = Vec::broadcast(maximum);
-    const Vec powers = Vec::broadcast(power);
-    Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+  // Rounds the weights, times 2^power, for the groups [begin, end). Returns the places of those above 255:
+  // bit 16 g + p for bytes 4 p to 4 p + 3 of group g.
+  uint64_t round(float power, int64_t begin, int64_t end) const {
+    const Vec factor = {_mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_set1_ps(power))};
+    uint64_t large = 0;
     clear(begin, first_group());
     for_groups([&](int64_t start, const auto* seen) __attribute__((always_inline)) {
       __m512i weights[4];
       for (int block = 0; block < 4; ++block) {
-        const int64_t i = start + block * kLanes;
-        const Vec exponent = fma(Vec::load(scores + i) - highest, factor, powers);
-        const Vec weight = seen[block].keep(exp2(exponent), Vec::zero());
-        sums[block] += weight;
-        weights[block] = _mm512_cvtps_epi32((weight * Vec::load(value_scales + i)).v);
+        weights[block] = _mm512_setzero_si512();
+        if (seen[block].none()) continue;
+        weights[block] = _mm512_cvtps_epi32((Vec::load(scores + start + block * kLanes) * factor).v);
       }
-      store_planes(start, weights);
+      large |= uint64_t{store_planes(start, weights)} << start / 4;
     });
     clear(end_group(), end);
-    return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return large;
   }
 
   // Calls step(first key, the lanes of its four blocks that the row sees) for each group.
@@ -130,15 +139,17 @@ struct WeightRow {
   }
 
   // Packing goes by parts of 128 bits: bytes 16 p + 4 b + i are token 4 p + i of block b. What is below
-  // zero or NaN becomes zero.
-  void store_planes(int64_t start, const __m512i (&weights)[4]) const {
+  // zero or NaN becomes zero. Returns which quadruples of bytes are not zero in the upper plane.
+  __mmask16 store_planes(int64_t start, const __m512i (&weights)[4]) const {
     const __m512i a = _mm512_packus_epi32(weights[0], weights[1]);
     const __m512i b = _mm512_packus_epi32(weights[2], weights[3]);
     const __m512i byte = _mm512_set1_epi16(0xff);
     _mm512_storeu_si512(low + start, _mm512_packus_epi16(_mm512_and_si512(a, byte),
                                                          _mm512_and_si512(b, byte)));
-    _mm512_storeu_si512(high + start, _mm512_packus_epi16(_mm512_srli_epi16(a, 8),
-                                                          _mm512_srli_epi16(b, 8)));
+    const __m512i upper =
+        _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+    _mm512_storeu_si512(high + start, upper);
+    return _mm512_test_epi32_mask(upper, upper);
   }
 
   void clear(int64_t begin, int64_t end) const {
@@ -148,6 +159,13 @@ struct WeightRow {
     }
   }
 };
+
+// The power of two by which scaled weights of such a sum are multiplied before they are rounded.
+SHOAL_INLINE float weight_power(float scaled_sum) {
+  const float least = scaled_sum < kLeastScale ? kLeastScale : scaled_sum;  // NaN stays
+  const __m128 sum = _mm_set_ss(least < __FLT_MAX__ ? least : __FLT_MAX__);
+  return kWeightBits - _mm_cvtss_f32(_mm_getexp_ss(sum, sum));
+}
 
 }  // namespace shoal::SHOAL_ISA_NAMESPACE
 

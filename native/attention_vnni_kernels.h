@@ -1,4 +1,4 @@
-// Attention in int8 on AVX-512 VNNI: up to 16 rows to one chunk of 256 keys at a time.
+// Attention in int8 on AVX-512 VNNI: up to 12 rows to one chunk of 256 keys at a time.
 //
 // A product takes unsigned bytes times signed ones. Keys become unsigned by adding 128, for which their sums
 // start at -128 times the sum of the query's bytes; weights of values are unsigned already. Keys and values
@@ -18,6 +18,9 @@ SHOAL_INLINE __m512i broadcast_bytes(const void* p) {
   return _mm512_set1_epi32(quad);
 }
 
+inline constexpr int64_t kRowsAtOnce = 2 * kTileRows;  // whole register tiles
+static_assert(kRowsAtOnce <= kTileQueries);
+
 // One tile of queries and one chunk of keys on the vector unit.
 class VectorAttention : public Int8Attention {
  public:
@@ -27,8 +30,8 @@ class VectorAttention : public Int8Attention {
 
   bool run(float* states) {
     return Int8Attention::run(states, [&]() __attribute__((always_inline)) {
-      for (int64_t row = 0; row < rows_; row += kTileQueries) {
-        const int64_t count = rows_ - row < kTileQueries ? rows_ - row : kTileQueries;
+      for (int64_t row = 0; row < rows_; row += kRowsAtOnce) {
+        const int64_t count = rows_ - row < kRowsAtOnce ? rows_ - row : kRowsAtOnce;
         attend(row, count, states + row * chunk_.shape.state_floats());
       }
     });
@@ -46,9 +49,9 @@ class VectorAttention : public Int8Attention {
     multiply_keys(rows, blocks);
     weigh(rows, {first / kDepth, (last + kDepth - 1) / kDepth});
     for_row_tiles(count, [&]<int kRows>(int64_t r) {
-      constexpr int kFew = kRows < kSmallTileRows ? kRows : kSmallTileRows;
-      for (int64_t end = r + kRows; r < end; r += kFew) multiply_values<kFew>(rows, r, blocks, states);
+      multiply_values<kRows>(r, blocks, states);
     });
+    for (int64_t r = 0; r < count; ++r) add_large_weights(rows, r, states);
     store_maxima_and_sums(rows, states);
   }
 
@@ -105,46 +108,77 @@ class VectorAttention : public Int8Attention {
     return _mm512_reduce_add_epi32(sum);
   }
 
-  // Both planes of the weights times the values of the blocks, into the states.
+  // The weights times the values of the blocks, into the states.
   template <int kRows>
-  void multiply_values(const Rows& rows, int64_t row, const Blocks& blocks, float* states) {
+  void multiply_values(int64_t row, const Blocks& blocks, float* states) {
     const int64_t columns = chunk_.shape.head_dim / kLanes;
     int64_t column = 0;
     for (; column + kTileVecs <= columns; column += kTileVecs) {
-      multiply_values<kRows, kTileVecs>(rows, row, column, blocks, states);
+      multiply_values<kRows, kTileVecs>(row, column, blocks, states);
     }
-    for (; column < columns; ++column) multiply_values<kRows, 1>(rows, row, column, blocks, states);
+    for (; column < columns; ++column) multiply_values<kRows, 1>(row, column, blocks, states);
   }
   template <int kRows, int kColumns>
-  SHOAL_INLINE void multiply_values(const Rows& rows, int64_t row, int64_t column,
-                                    const Blocks& blocks, float* states) {
-    __m512i high[kRows][kColumns], low[kRows][kColumns];
+  SHOAL_INLINE void multiply_values(int64_t row, int64_t column, const Blocks& blocks,
+                                    float* states) {
+    __m512i sum[kRows][kColumns];
     for (int r = 0; r < kRows; ++r) {
-      for (int c = 0; c < kColumns; ++c) high[r][c] = low[r][c] = _mm512_setzero_si512();
+      for (int c = 0; c < kColumns; ++c) sum[r][c] = _mm512_setzero_si512();
     }
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       if (column == 0) fetch_.fetch(fetches_);
-      const auto* v = reinterpret_cast<const int8_t*>(chunk_.blocks[block]) +
-                      kLanes * (chunk_.shape.head_dim + column * kLanes);
-      int64_t weights = row * kChunkTokens + block / 4 * kDepth + block % 4 * 4;
+      const int8_t* v = values(block, column);
+      const uint8_t* weights = low_ + row * kChunkTokens + block / 4 * kDepth + block % 4 * 4;
       for (int part = 0; part < 4; ++part, v += kDepth, weights += kLanes) {
         for (int r = 0; r < kRows; ++r) {
-          const __m512i a = broadcast_bytes(high_ + r * kChunkTokens + weights);
-          const __m512i b = broadcast_bytes(low_ + r * kChunkTokens + weights);
+          const __m512i x = broadcast_bytes(weights + r * kChunkTokens);
           for (int c = 0; c < kColumns; ++c) {
-            const __m512i values = _mm512_loadu_si512(v + c * kLanes * kLanes);
-            high[r][c] = _mm512_dpbusd_epi32(high[r][c], a, values);
-            low[r][c] = _mm512_dpbusd_epi32(low[r][c], b, values);
+            sum[r][c] = _mm512_dpbusd_epi32(sum[r][c], x, _mm512_loadu_si512(v + c * kLanes * kLanes));
           }
         }
       }
     }
     for (int r = 0; r < kRows; ++r) {
-      float* const out = states + (row + r) * chunk_.shape.state_floats() + kLanes + column * kLanes;
+      float* const out = accumulators(states, row + r, column);
+      for (int c = 0; c < kColumns; ++c) _mm512_storeu_si512(out + c * kLanes, sum[r][c]);
+    }
+  }
+
+  // Adds what weights above 255 lack in the lower plane, and turns sums into accumulators.
+  void add_large_weights(const Rows& rows, int64_t row, float* states) const {
+    const int64_t columns = chunk_.shape.head_dim / kLanes;
+    int64_t column = 0;
+    for (; column + kTileVecs <= columns; column += kTileVecs) {
+      add_large_weights<kTileVecs>(rows, row, column, states);
+    }
+    for (; column < columns; ++column) add_large_weights<1>(rows, row, column, states);
+  }
+  template <int kColumns>
+  SHOAL_INLINE void add_large_weights(const Rows& rows, int64_t row, int64_t column,
+                                      float* states) const {
+    __m512i high[kColumns];
+    for (int c = 0; c < kColumns; ++c) high[c] = _mm512_setzero_si512();
+    for (uint64_t large = rows.large[row]; large != 0; large &= large - 1) {
+      const int place = __builtin_ctzll(large);  // 4 groups of 4 parts of 4 blocks
+      const int8_t* const v = values(place / 16 * 4 + place % 4, column) + place / 4 % 4 * kDepth;
+      const __m512i x = broadcast_bytes(high_ + row * kChunkTokens + place * 4);
       for (int c = 0; c < kColumns; ++c) {
-        store_accumulators(high[r][c], low[r][c], rows.power[row + r], out + c * kLanes);
+        high[c] = _mm512_dpbusd_epi32(high[c], x, _mm512_loadu_si512(v + c * kLanes * kLanes));
       }
     }
+    float* const out = accumulators(states, row, column);
+    for (int c = 0; c < kColumns; ++c) {
+      const __m512i low = _mm512_loadu_si512(out + c * kLanes);
+      store_accumulators(high[c], low, rows.power[row], out + c * kLanes);
+    }
+  }
+
+  float* accumulators(float* states, int64_t row, int64_t column) const {
+    return states + row * chunk_.shape.state_floats() + kLanes + column * kLanes;
+  }
+  const int8_t* values(int64_t block, int64_t column) const {
+    return reinterpret_cast<const int8_t*>(chunk_.blocks[block]) +
+           kLanes * (chunk_.shape.head_dim + column * kLanes);
   }
 };
 
