@@ -116,7 +116,7 @@ void Forward::run_stage(const Stage& stage, const Part& part) {
           },
           [&](const GatedLinearOp& op) {
             model_.linears()[op.linear].multiply_gated(
-                part.pool, linear_input(op.x, Precision::kInt8, part), part.frame.prepared.data(),
+                part.pool, linear_input(op.x, op.precision, part), part.frame.prepared.data(),
                 model_.linears()[op.next], part.frame.next_prepared.data());
             std::swap(part.frame.prepared, part.frame.next_prepared);
           },

@@ -27,9 +27,9 @@ std::unique_ptr<Linear::Implementation> make(const WeightSource& source, Isa isa
   }
   const Format format = parse_format(source.type);
   require_finite(format, source);
-  if (source.gated && !can_multiply_gated(source.type, source.outputs, source.type, isa)) {
+  if (source.gated && !can_multiply_gated(source.type, source.outputs, source.type)) {
     throw std::invalid_argument("gates of " + std::to_string(source.outputs) + " outputs of " +
-                                source.type + " can't be multiplied on " + isa_name(isa));
+                                source.type + " can't be multiplied");
   }
   const bool tiles = isa == Isa::kAmx && is_quantized(format);
   return tiles ? make_tile_linear(format, source, arena)
@@ -38,11 +38,10 @@ std::unique_ptr<Linear::Implementation> make(const WeightSource& source, Isa isa
 
 }  // namespace
 
-bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type,
-                        Isa isa) {
+bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type) {
   constexpr int64_t kTileOutputs = 16;
-  return isa == Isa::kAmx && is_quantized(parse_format(type)) &&
-         is_quantized(parse_format(next_type)) && outputs % (2 * kTileOutputs) == 0;
+  return is_quantized(parse_format(type)) && is_quantized(parse_format(next_type)) &&
+         outputs % (2 * kTileOutputs) == 0;
 }
 
 Linear::Linear(const WeightSource& source, Isa isa, Arena& arena)

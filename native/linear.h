@@ -29,8 +29,7 @@ struct WeightSource {
 };
 
 // Whether `multiply_gated` works for weights of this type and outputs, with a next layer of that type.
-bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type,
-                        Isa isa);
+bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type);
 
 // Bits of the activations where they are multiplied as integers; else without effect.
 enum class Precision { kInt8, kInt12 };
@@ -70,7 +69,8 @@ class Linear {
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const;
 
-  // Prepares the input of `next`: silu(gate) * up, the two halves of what `multiply` would give.
+  // Prepares the input of `next`: silu(gate) * up, the two halves of what `multiply` would give, with the precision
+  // of this one's input.
   void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       const Linear& next, uint8_t* next_prepared) const;
 

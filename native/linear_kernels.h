@@ -16,6 +16,7 @@
 #include "int_lanes.h"
 #include "linear_table.h"
 #include "quantize_kernels.h"
+#include "row_kernels.h"
 #include "vec.h"
 
 namespace shoal::SHOAL_ISA_NAMESPACE {
@@ -146,13 +147,22 @@ SHOAL_INLINE void fetch(const uint8_t* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
+// Where the products of a row and a pair of tiles go.
+SHOAL_INLINE float* place_of_pair(const GemmArgs& args, int64_t tile, int64_t row) {
+  return args.y + row * args.y_stride + (args.w->gated ? tile / 2 : tile) * kTile;
+}
+
 template <int R>
 SHOAL_INLINE void store_pair(const GemmArgs& args, int64_t tile, int64_t row, const Vec (&y)[R][2]) {
+  if (args.w->gated) {
+    for (int r = 0; r < R; ++r) gate(y[r][0], y[r][1]).store(place_of_pair(args, tile, row + r));
+    return;
+  }
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < 2; ++c) {
       const int64_t column = (tile + c) * kTile;
       if (column >= args.w->outputs) continue;
-      store_tile(y[r][c], args.y + (row + r) * args.y_stride + column, args.w->outputs - column);
+      store_tile(y[r][c], place_of_pair(args, tile, row + r) + c * kTile, args.w->outputs - column);
     }
   }
 }
@@ -189,7 +199,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   const uint8_t* next = args.w->tile(tile + 2);
   const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
   for (int r = 0; r < R; ++r) {
-    const float* of_pair = args.y + (row + r) * args.y_stride + tile * kTile;
+    const float* of_pair = place_of_pair(args, tile, row + r);
     for (int c = 0; c < 2; ++c) __builtin_prefetch(of_pair + c * kTile, 1);
   }
   Int acc[R][2];

@@ -33,6 +33,7 @@ struct PackedMatrix {
   int64_t scale_offset;
   int64_t unit_offset;
   int32_t headroom;  // halvings of what groups add to an output, which keep the sum in int32
+  bool gated;        // a tile of gates and one of what they gate take turns
   const uint8_t* data;
 
   SHOAL_ALWAYS_INLINE int64_t groups() const { return inputs / kGroup; }
@@ -124,7 +125,7 @@ struct GemmArgs {
   int64_t dense_stride;
   int64_t row_begin, row_end;
   int64_t tile_begin, tile_end;  // even
-  float* y;                      // [rows][outputs], stride y_stride
+  float* y;                      // [rows][outputs, or half of them if the matrix is gated], stride y_stride
   int64_t y_stride;
   uint8_t* scratch;  // two tiles, unpacked; aligned to 64; of the calling thread alone
 };

@@ -126,7 +126,7 @@ void Model::linear(View x, View out, int64_t linear, Precision precision) {
   append_stage(LinearOp{x, out, linear, precision});
 }
 
-void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down) {
+void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, Precision precision) {
   require_width(x, linear_at(gate_up).inputs(), "the input of feed_forward");
   require_width(out, linear_at(down).outputs(), "the output of feed_forward");
   require(linear_at(gate_up).outputs() == 2 * linear_at(down).inputs(),
@@ -134,9 +134,9 @@ void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down) {
   require(x.buffer != out.buffer, "feed_forward can't work in place");
   read(x, "the input of feed_forward");
   write(out, "the output of feed_forward");
-  append(PrepareOp{x, gate_up, Precision::kInt8});
-  append_stage(GatedLinearOp{x, gate_up, down});
-  append_stage(LinearOp{x, out, down, Precision::kInt8});
+  append(PrepareOp{x, gate_up, precision});
+  append_stage(GatedLinearOp{x, gate_up, down, precision});
+  append_stage(LinearOp{x, out, down, precision});
 }
 
 void Model::add_bias(View x, std::vector<float> bias) {

@@ -70,6 +70,7 @@ struct LinearOp {
 struct GatedLinearOp {
   View x;
   int64_t linear, next;
+  Precision precision;  // of both
 };
 struct AttentionOp {
   View q, out;
@@ -106,7 +107,7 @@ class Model {
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
   void linear(View x, View out, int64_t linear, Precision precision);
   // out = down (silu(gate x) * (up x)); `gate_up` is a gated matrix, both must be quantised.
-  void feed_forward(View x, View out, int64_t gate_up, int64_t down);
+  void feed_forward(View x, View out, int64_t gate_up, int64_t down, Precision precision);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
   // Whatever was in q is lost.

@@ -28,6 +28,8 @@ using ViewTuple = std::tuple<int64_t, int64_t, int64_t>;
 
 constexpr std::uintptr_t kKvAlignment = 64;
 
+Precision precision(bool wide) { return wide ? Precision::kInt12 : Precision::kInt8; }
+
 View as_view(const ViewTuple& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
@@ -178,17 +180,18 @@ void bind_recording(nb::class_<Session>& session) {
            })
       .def("linear",
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, bool wide) {
-             s.model().linear(as_view(x), as_view(out), linear,
-                              wide ? Precision::kInt12 : Precision::kInt8);
+             s.model().linear(as_view(x), as_view(out), linear, precision(wide));
            })
       .def("can_multiply_gated",
-           [](const Session& s, const std::string& storage_type, int64_t outputs,
+           [](const Session&, const std::string& storage_type, int64_t outputs,
               const std::string& next_type) {
-             return can_multiply_gated(storage_type, outputs, next_type, s.isa());
+             return can_multiply_gated(storage_type, outputs, next_type);
            })
       .def("feed_forward",
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t gate_up,
-              int64_t down) { s.model().feed_forward(as_view(x), as_view(out), gate_up, down); })
+              int64_t down, bool wide) {
+             s.model().feed_forward(as_view(x), as_view(out), gate_up, down, precision(wide));
+           })
       .def("add_bias",
            [](Session& s, const ViewTuple& x, const Array<float>& bias) {
              s.model().add_bias(as_view(x), as_vector(bias));

@@ -89,19 +89,20 @@ void pack_scales(const std::vector<DecodedGroup>& groups, const PackedMatrix& m,
   }
 }
 
-PackedMatrix layout(Format format, int64_t outputs, int64_t inputs) {
+PackedMatrix layout(Format format, const WeightSource& source) {
   PackedMatrix m{};
   m.format = format;
-  m.outputs = outputs;
-  m.inputs = inputs;
-  m.tiles = round_up(outputs, 2 * kTile) / kTile;
+  m.outputs = source.outputs;
+  m.inputs = source.inputs;
+  m.gated = source.gated;
+  m.tiles = round_up(m.outputs, 2 * kTile) / kTile;
   if (is_quantized(format)) {
-    m.scale_offset = inputs * kTile * traits(format).bits / 8;
+    m.scale_offset = m.inputs * kTile * traits(format).bits / 8;
     m.unit_offset = scale_place(m, m.groups(), 0, 0);
     m.tile_bytes = round_up(unit_place(m, kTile), kAlignment);
     m.headroom = headroom_of(m);
   } else {
-    m.tile_bytes = row_bytes(format, inputs) * kTile;
+    m.tile_bytes = row_bytes(format, m.inputs) * kTile;
   }
   return m;
 }
@@ -126,13 +127,16 @@ class PackedLinear final : public Linear::Implementation {
                uint8_t* prepared) const override;
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const override;
-  void multiply_gated(ThreadPool&, const LinearInput&, const uint8_t*, const Implementation&,
-                      uint8_t*) const override {
-    throw std::logic_error("gates are multiplied on tiles only");
-  }
+  void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                      const Implementation& next, uint8_t* next_prepared) const override;
   void dequantize_row(int64_t row, float* out) const override;
 
  private:
+  int64_t tile_of(int64_t output) const {
+    if (!matrix_.gated) return output / kTile;
+    const int64_t half = matrix_.outputs / 2;
+    return output % half / kTile * 2 + output / half;
+  }
   QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
     return {precision == Precision::kInt12, matrix_.groups(), matrix_.headroom, prepared};
   }
@@ -143,14 +147,14 @@ class PackedLinear final : public Linear::Implementation {
 
 PackedLinear::PackedLinear(Format format, const WeightSource& source, const LinearKernels& kernels,
                            Arena& arena)
-    : matrix_(layout(format, source.outputs, source.inputs)), kernels_(kernels) {
+    : matrix_(layout(format, source)), kernels_(kernels) {
   uint8_t* data = arena.allocate(packed_bytes());
   matrix_.data = data;
   const int64_t stride = row_bytes(matrix_.format, matrix_.inputs);
   pack_rows(matrix_.outputs, kTile, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const uint8_t* row = source.data + n * stride;
-      uint8_t* tile = data + n / kTile * matrix_.tile_bytes;
+      uint8_t* tile = data + tile_of(n) * matrix_.tile_bytes;
       if (!is_quantized(matrix_.format)) {
         pack_dense_row(row, matrix_, tile, n % kTile);
         continue;
@@ -205,6 +209,18 @@ void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const ui
     mine.tile_begin = task % column_tasks * pairs_per_task * 2;
     mine.tile_end = std::min(m.tiles, mine.tile_begin + pairs_per_task * 2);
     gemm(mine);
+  });
+}
+
+void PackedLinear::multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
+                                  const Implementation& next, uint8_t* next_prepared) const {
+  static thread_local AlignedBuffer<float> activated;  // of the caller, for all threads
+  const int64_t stride = row_stride(matrix_.outputs / 2);
+  const LinearInput of_next{activated.reserve(input.rows * stride), stride, input.rows, input.precision};
+  multiply(pool, input, prepared, activated.data(), stride);
+  const int64_t tasks = std::min<int64_t>(input.rows, 4 * pool.size());
+  pool.parallel_parts(tasks, [&](int64_t task, int) {
+    next.prepare(of_next, input.rows * task / tasks, input.rows * (task + 1) / tasks, next_prepared);
   });
 }
 

@@ -17,13 +17,12 @@ namespace shoal {
 
 class TimedLinear {
  public:
-  // Of a gated layer the first half of the outputs gate the second, where `isa` has kernels for it.
+  // Of a gated layer the first half of the outputs gate the second, where that can be.
   TimedLinear(Isa isa, int num_threads, WeightSource source, int64_t rows, int copies)
       : x_(static_cast<std::size_t>(rows * source.inputs)),
         stride_(row_stride(source.outputs)),
         pool_(num_threads) {
-    source.gated = source.gated &&
-                   can_multiply_gated(source.type, source.outputs, source.type, isa);
+    source.gated = source.gated && can_multiply_gated(source.type, source.outputs, source.type);
     if (rows < 1 || copies < 1) throw std::invalid_argument("needs at least one row and copy");
     for (int i = 0; i < copies; ++i) layers_.emplace_back(source, isa, arena_);
     // Of all sizes and both signs: multiplying the same number again and again takes less power.

@@ -79,6 +79,7 @@ class _Recorder:
                     self._view(second.out),
                     self._matrix(first.weights, gated=True),
                     self._matrix(second.weights),
+                    self._is_wide(second),
                 )
                 self._record_biases(second)
                 return 3
