@@ -110,13 +110,13 @@ void Forward::run_stage(const Stage& stage, const Part& part) {
       Overloaded{
           [&](const std::vector<RowOp>& ops) { run_rows(ops, part); },
           [&](const LinearOp& op) {
-            model_.linears()[op.linear].multiply(part.pool, linear_input(op.x, op.precision, part),
+            model_.linears()[op.linear].multiply(part.pool, linear_input(op.x, op.first_wide, part),
                                                  part.frame.prepared.data(), at(part, op.out, part.begin),
                                                  strides_[op.out.buffer]);
           },
           [&](const GatedLinearOp& op) {
             model_.linears()[op.linear].multiply_gated(
-                part.pool, linear_input(op.x, op.precision, part), part.frame.prepared.data(),
+                part.pool, linear_input(op.x, op.first_wide, part), part.frame.prepared.data(),
                 model_.linears()[op.next], part.frame.next_prepared.data());
             std::swap(part.frame.prepared, part.frame.next_prepared);
           },
@@ -126,7 +126,7 @@ void Forward::run_stage(const Stage& stage, const Part& part) {
           },
           [&](const LogitsOp& op) {
             model_.linears()[op.linear].multiply(
-                part.pool, linear_input(op.x, Precision::kInt12, part), part.frame.prepared.data(),
+                part.pool, linear_input(op.x, kAllWide, part), part.frame.prepared.data(),
                 logits_.data(), logits_stride_);
           },
       },
@@ -194,7 +194,7 @@ void Forward::run_row(const SelectRowsOp& op, const Part& part, int64_t row) {
 }
 
 void Forward::run_row(const PrepareOp& op, const Part& part, int64_t row) {
-  model_.linears()[op.linear].prepare(linear_input(op.x, op.precision, part), row - part.begin,
+  model_.linears()[op.linear].prepare(linear_input(op.x, op.first_wide, part), row - part.begin,
                                       row - part.begin + 1, part.frame.prepared.data());
 }
 

@@ -84,8 +84,8 @@ class Forward {
   void run_row(const AddOp& op, const Part& part, int64_t row);
   void run_row(const SelectRowsOp& op, const Part& part, int64_t row);
   void run_row(const PrepareOp& op, const Part& part, int64_t row);
-  LinearInput linear_input(const View& x, Precision precision, const Part& part) {
-    return {at(part, x, part.begin), strides_[x.buffer], part.rows(), precision};
+  LinearInput linear_input(const View& x, int64_t first_wide, const Part& part) {
+    return {at(part, x, part.begin), strides_[x.buffer], part.rows(), first_wide};
   }
 
   const Model& model_;

@@ -147,7 +147,7 @@ FloatResult attention(const std::string& isa, int num_threads, const Floats& q,
 
 FloatResult linear(const std::string& isa, int num_threads, const std::string& storage_type,
                    const Array<uint8_t>& weights, int64_t outputs, const Floats& x, int64_t rows,
-                   bool wide) {
+                   int64_t first_wide) {
   const auto inputs = static_cast<int64_t>(x.size()) / rows;
   require_size(x.size(), rows * inputs, "x");
   Arena arena;
@@ -155,7 +155,7 @@ FloatResult linear(const std::string& isa, int num_threads, const std::string& s
                      arena);
   ThreadPool pool(num_threads);
   std::vector<float> y(static_cast<std::size_t>(rows * outputs));
-  const LinearInput input{x.data(), inputs, rows, wide ? Precision::kInt12 : Precision::kInt8};
+  const LinearInput input{x.data(), inputs, rows, first_wide};
   AlignedBuffer<uint8_t> prepared;
   prepared.reserve(layer.prepared_bytes(rows));
   layer.prepare(input, 0, rows, prepared.data());
@@ -221,7 +221,7 @@ void bind_kernels(nb::module_& module) {
              "block_table_start"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a,
              "window"_a, "soft_cap"_a);
   module.def("linear", &linear, "isa"_a, "num_threads"_a, "storage_type"_a, "weights"_a,
-             "outputs"_a, "x"_a, "rows"_a, "wide"_a = false);
+             "outputs"_a, "x"_a, "rows"_a, "first_wide"_a = kNoneWide);
   module.def("dequantize_rows", &dequantize_rows, "isa"_a, "storage_type"_a, "weights"_a,
              "outputs"_a, "inputs"_a);
   nb::class_<TimedLinear>(module, "TimedLinear")

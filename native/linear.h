@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -31,8 +32,10 @@ struct WeightSource {
 // Whether `multiply_gated` works for weights of this type and outputs, with a next layer of that type.
 bool can_multiply_gated(const std::string& type, int64_t outputs, const std::string& next_type);
 
-// Bits of the activations where they are multiplied as integers; else without effect.
-enum class Precision { kInt8, kInt12 };
+// Activations that are multiplied as integers have 8 bits; a row's largest have 12 for the outputs from the
+// `first_wide` on (and some before it: as many as are computed together). Else it is without effect.
+inline constexpr int64_t kAllWide = 0;
+inline constexpr int64_t kNoneWide = std::numeric_limits<int64_t>::max();
 
 // Numbers from row to row of a matrix of fp32: an odd number of cache lines, so that neighbouring rows fall
 // into different sets of the cache.
@@ -43,7 +46,7 @@ struct LinearInput {
   const float* x;
   int64_t stride;
   int64_t rows;
-  Precision precision;
+  int64_t first_wide;
 };
 
 class Linear {
@@ -69,8 +72,8 @@ class Linear {
   void multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared, float* y,
                 int64_t y_stride) const;
 
-  // Prepares the input of `next`: silu(gate) * up, the two halves of what `multiply` would give, with the precision
-  // of this one's input.
+  // Prepares the input of `next`: silu(gate) * up, the two halves of what `multiply` would give, all of it wide if this
+  // layer is.
   void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                       const Linear& next, uint8_t* next_prepared) const;
 

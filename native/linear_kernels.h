@@ -229,7 +229,7 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
     }
     ++x;
   }
-  if (args.x.wide) {
+  if (args.x.wide && (tile + 2) * kTile > args.first_wide) {
     for (int r = 0; r < R; ++r) add_fine<F>(args.x, w, row + r, acc[r]);
   }
   Vec y[R][2];

@@ -121,6 +121,7 @@ struct QuantizedRows {
 struct GemmArgs {
   const PackedMatrix* w;
   QuantizedRows x;     // quantised formats
+  int64_t first_wide;  // fine parts are for the outputs from here on
   const float* dense;  // dense formats: [rows][inputs], stride dense_stride
   int64_t dense_stride;
   int64_t row_begin, row_end;

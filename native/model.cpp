@@ -116,17 +116,17 @@ void Model::rms_norm(View x, View out, std::vector<float> weight, float epsilon)
   append(RmsNormOp{x, out, std::move(weight), epsilon});
 }
 
-void Model::linear(View x, View out, int64_t linear, Precision precision) {
+void Model::linear(View x, View out, int64_t linear, int64_t first_wide) {
   require_width(x, linear_at(linear).inputs(), "the input of linear");
   require_width(out, linear_at(linear).outputs(), "the output of linear");
   require(x.buffer != out.buffer, "linear can't work in place");
   read(x, "the input of linear");
   write(out, "the output of linear");
-  append(PrepareOp{x, linear, precision});
-  append_stage(LinearOp{x, out, linear, precision});
+  append(PrepareOp{x, linear, first_wide});
+  append_stage(LinearOp{x, out, linear, first_wide});
 }
 
-void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, Precision precision) {
+void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_t first_wide) {
   require_width(x, linear_at(gate_up).inputs(), "the input of feed_forward");
   require_width(out, linear_at(down).outputs(), "the output of feed_forward");
   require(linear_at(gate_up).outputs() == 2 * linear_at(down).inputs(),
@@ -134,9 +134,9 @@ void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, Precis
   require(x.buffer != out.buffer, "feed_forward can't work in place");
   read(x, "the input of feed_forward");
   write(out, "the output of feed_forward");
-  append(PrepareOp{x, gate_up, precision});
-  append_stage(GatedLinearOp{x, gate_up, down, precision});
-  append_stage(LinearOp{x, out, down, precision});
+  append(PrepareOp{x, gate_up, first_wide});
+  append_stage(GatedLinearOp{x, gate_up, down, first_wide});
+  append_stage(LinearOp{x, out, down, first_wide});
 }
 
 void Model::add_bias(View x, std::vector<float> bias) {
@@ -222,7 +222,7 @@ void Model::logits(View x, int64_t linear) {
           "logits needs a row for each token of the vocabulary");
   read(x, "the input of logits");
   require(!complete_, "logits must be the last op");
-  append(PrepareOp{x, linear, Precision::kInt12});
+  append(PrepareOp{x, linear, kAllWide});
   append_stage(LogitsOp{x, linear});
   complete_ = true;
 }

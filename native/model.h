@@ -56,7 +56,7 @@ struct SelectRowsOp {
 struct PrepareOp {
   View x;
   int64_t linear;
-  Precision precision;
+  int64_t first_wide;
 };
 using RowOp = std::variant<EmbedOp, RmsNormOp, AddBiasOp, RopeOp, WriteKvOp, GatedActivationOp,
                            AddOp, SelectRowsOp, PrepareOp>;
@@ -64,13 +64,13 @@ using RowOp = std::variant<EmbedOp, RmsNormOp, AddBiasOp, RopeOp, WriteKvOp, Gat
 struct LinearOp {
   View x, out;
   int64_t linear;
-  Precision precision;
+  int64_t first_wide;
 };
 // Prepares the input of the layer `next`: silu(gate) * up, both products of `linear`.
 struct GatedLinearOp {
   View x;
   int64_t linear, next;
-  Precision precision;  // of both
+  int64_t first_wide;  // all or none, in both
 };
 struct AttentionOp {
   View q, out;
@@ -105,9 +105,9 @@ class Model {
   // Each appends an op. Throws std::invalid_argument for a shape or an order that can't run.
   void embed(View out, int64_t linear);
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
-  void linear(View x, View out, int64_t linear, Precision precision);
+  void linear(View x, View out, int64_t linear, int64_t first_wide);
   // out = down (silu(gate x) * (up x)); `gate_up` is a gated matrix, both must be quantised.
-  void feed_forward(View x, View out, int64_t gate_up, int64_t down, Precision precision);
+  void feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_t first_wide);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
   // Whatever was in q is lost.

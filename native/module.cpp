@@ -28,8 +28,6 @@ using ViewTuple = std::tuple<int64_t, int64_t, int64_t>;
 
 constexpr std::uintptr_t kKvAlignment = 64;
 
-Precision precision(bool wide) { return wide ? Precision::kInt12 : Precision::kInt8; }
-
 View as_view(const ViewTuple& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
@@ -179,8 +177,8 @@ void bind_recording(nb::class_<Session>& session) {
              s.model().rms_norm(as_view(x), as_view(out), as_vector(weight), epsilon);
            })
       .def("linear",
-           [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, bool wide) {
-             s.model().linear(as_view(x), as_view(out), linear, precision(wide));
+           [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, int64_t first_wide) {
+             s.model().linear(as_view(x), as_view(out), linear, first_wide);
            })
       .def("can_multiply_gated",
            [](const Session&, const std::string& storage_type, int64_t outputs,
@@ -190,7 +188,7 @@ void bind_recording(nb::class_<Session>& session) {
       .def("feed_forward",
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t gate_up,
               int64_t down, bool wide) {
-             s.model().feed_forward(as_view(x), as_view(out), gate_up, down, precision(wide));
+             s.model().feed_forward(as_view(x), as_view(out), gate_up, down, wide ? kAllWide : kNoneWide);
            })
       .def("add_bias",
            [](Session& s, const ViewTuple& x, const Array<float>& bias) {

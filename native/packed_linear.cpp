@@ -137,8 +137,8 @@ class PackedLinear final : public Linear::Implementation {
     const int64_t half = matrix_.outputs / 2;
     return output % half / kTile * 2 + output / half;
   }
-  QuantizedRows quantized(Precision precision, uint8_t* prepared) const {
-    return {precision == Precision::kInt12, matrix_.groups(), matrix_.headroom, prepared};
+  QuantizedRows quantized(int64_t first_wide, uint8_t* prepared) const {
+    return {first_wide < matrix_.outputs, matrix_.groups(), matrix_.headroom, prepared};
   }
 
   PackedMatrix matrix_;
@@ -171,14 +171,14 @@ PackedLinear::PackedLinear(Format format, const WeightSource& source, const Line
 
 int64_t PackedLinear::prepared_bytes(int64_t rows) const {
   if (!is_quantized(matrix_.format)) return 0;
-  return rows * quantized(Precision::kInt12, nullptr).stride();
+  return rows * quantized(kAllWide, nullptr).stride();
 }
 
 void PackedLinear::prepare(const LinearInput& input, int64_t begin, int64_t end,
                            uint8_t* prepared) const {
   if (!is_quantized(matrix_.format)) return;
   kernels_.quantize_rows(input.x, input.stride, begin, end, traits(matrix_.format),
-                         quantized(input.precision, prepared));
+                         quantized(input.first_wide, prepared));
 }
 
 void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
@@ -191,7 +191,8 @@ void PackedLinear::multiply(ThreadPool& pool, const LinearInput& input, const ui
   args.dense = input.x;
   args.dense_stride = input.stride;
   if (is_quantized(m.format)) {
-    args.x = quantized(input.precision, const_cast<uint8_t*>(prepared));
+    args.first_wide = input.first_wide;
+    args.x = quantized(input.first_wide, const_cast<uint8_t*>(prepared));
   }
 
   const int64_t pairs = m.tiles / 2;
@@ -216,7 +217,7 @@ void PackedLinear::multiply_gated(ThreadPool& pool, const LinearInput& input, co
                                   const Implementation& next, uint8_t* next_prepared) const {
   static thread_local AlignedBuffer<float> activated;  // of the caller, for all threads
   const int64_t stride = row_stride(matrix_.outputs / 2);
-  const LinearInput of_next{activated.reserve(input.rows * stride), stride, input.rows, input.precision};
+  const LinearInput of_next{activated.reserve(input.rows * stride), stride, input.rows, input.first_wide};
   multiply(pool, input, prepared, activated.data(), stride);
   const int64_t tasks = std::min<int64_t>(input.rows, 4 * pool.size());
   pool.parallel_parts(tasks, [&](int64_t task, int) {

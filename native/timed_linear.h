@@ -27,7 +27,7 @@ class TimedLinear {
     for (int i = 0; i < copies; ++i) layers_.emplace_back(source, isa, arena_);
     // Of all sizes and both signs: multiplying the same number again and again takes less power.
     for (std::size_t i = 0; i < x_.size(); ++i) x_[i] = std::sin(static_cast<float>(i % 65536));
-    input_ = {x_.data(), source.inputs, rows, Precision::kInt8};
+    input_ = {x_.data(), source.inputs, rows, kNoneWide};
     prepared_.reserve(layers_[0].prepared_bytes(rows));
     layers_[0].prepare(input_, 0, rows, prepared_.data());
     if (source.gated) {

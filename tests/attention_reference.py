@@ -117,14 +117,36 @@ def as_seen_by(
     return q, k / (dim & -dim), Quantized.of(sequence.v.astype(np.float64)).values()
 
 
+def rounding_of_weights(
+    weights: npt.NDArray[np.float64],
+    first: int,
+    values: Quantized,
+    of_head: tuple[slice, int],
+) -> npt.NDArray[np.float64]:
+    """What rounding weights, times the scales of their values, may add to their sum with values.
+
+    Their unit is at most 2^-12 of their sum over the chunk of 256 keys. Errors are no larger than
+    the weights themselves; six standard deviations of what is left if their signs are random.
+    """
+    scaled = weights * from_bf16(values.scales[of_head])
+    chunks = (first + np.arange(len(weights))) // 256
+    units = (np.bincount(chunks, scaled) * 2**-12)[chunks]
+    errors = np.minimum(units / 2, scaled)[:, None] * abs(values.quants[of_head].astype(np.float64))
+    largest: npt.NDArray[np.float64] = np.minimum(
+        errors.sum(axis=0), 6 * np.sqrt((errors**2).sum(axis=0))
+    )
+    return largest
+
+
 def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: str = BEST) -> None:
     """Compares with float64, given queries, keys and values as the instruction set rounds them.
 
     Attention in int8 rounds exponentials by EXP_ERROR, which moves the result by at most twice that
-    times the mean of the values' magnitudes, and scaled weights to half of 1 / 2^15 of the largest.
+    times the mean of the values' magnitudes, and weights as `rounding_of_weights` says.
     """
     group = heads.num_heads // heads.num_kv_heads
     rows, keys, values = as_seen_by(isa, heads, sequence)
+    scaled = Quantized.of(sequence.v.astype(np.float64))
     for i, queries in enumerate(rows):
         last = sequence.num_computed + i + 1
         first = max(0, last - heads.window) if heads.window else 0
@@ -139,7 +161,8 @@ def assert_near_reference(got: Floats, heads: Heads, sequence: Sequence, isa: st
             bound = heads.score_error * (1 + abs(want))
             if isa in INT8_ISAS:
                 bound += 2 * EXP_ERROR * (weights / total @ abs(v))
-                bound += 2**-16 * abs(v).max() * len(v) / total
+                of_head = slice(first, last), head // group
+                bound += rounding_of_weights(weights, first, scaled, of_head) / total
             assert (abs(got[i, head] - want) <= bound).all(), (i, head)
 
 

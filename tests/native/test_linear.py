@@ -52,9 +52,12 @@ def multiply(
     isa: str = INTEGER_ISAS[-1],
     threads: int = 1,
     wide: bool = False,
+    first_wide: int | None = None,
 ) -> Floats:
+    if first_wide is None:
+        first_wide = 0 if wide else OUTPUTS
     y: Floats = kernels.linear(
-        isa, threads, weight.type.value, weight.data, OUTPUTS, x.reshape(-1), len(x), wide
+        isa, threads, weight.type.value, weight.data, OUTPUTS, x.reshape(-1), len(x), first_wide
     )
     return y.reshape(len(x), OUTPUTS)
 
@@ -95,6 +98,17 @@ def test_eight_bits_cost_less_than_one_per_cent_and_twelve_in_the_largest_groups
     error = relative_error(multiply(weight, x), weight, x)
     assert error < 1e-2
     assert relative_error(multiply(weight, x, wide=True), weight, x) < error * 2 / 3
+
+
+@pytest.mark.parametrize("isa", INTEGER_ISAS)
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_outputs_before_the_first_wide_one_have_eight_bits(kind: WeightType, isa: str) -> None:
+    weight, x = random_weight(kind), random_rows(7)
+    narrow, wide = (multiply(weight, x, isa=isa, wide=wide) for wide in (False, True))
+    got = multiply(weight, x, isa=isa, first_wide=64)
+    np.testing.assert_array_equal(got[:, :64], narrow[:, :64])
+    np.testing.assert_array_equal(got[:, 64:], wide[:, 64:])
+    assert not np.array_equal(narrow[:, :64], wide[:, :64])
 
 
 def rounded_to_bf16(x: Floats) -> Floats:
@@ -272,7 +286,7 @@ def test_the_largest_sums_fit(kind: str, quant: int, inputs: int, sign: int, wid
     blocks = np.tile(block, outputs * inputs // (32 if len(block) < 100 else 256))
     x = np.full((3, inputs), sign * 127.0, np.float32)
     results = [
-        kernels.linear(isa, 1, kind, blocks, outputs, x.reshape(-1), 3, wide)
+        kernels.linear(isa, 1, kind, blocks, outputs, x.reshape(-1), 3, 0 if wide else outputs)
         for isa in INTEGER_ISAS
     ]
     # The sum that is multiplied with a min may be short of one in 16,000.

@@ -57,13 +57,12 @@ class _Recorder:
         self._buffers: dict[str, int] = {}  # those in use
         self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
         # A row's largest activations have 12 bits where an answer is most sensitive to them: in
-        # what queries, keys and values are computed from, and in the few rows that need logits.
-        self._wide_buffers = {
-            view.buffer
-            for op in program.ops
-            if isinstance(op, Attention)
-            for view in (op.q, op.k, op.v)
-        }
+        # what keys and values are computed from, and in the few rows that need logits.
+        self._first_wide: dict[str, int] = {}  # by buffer: the first column of keys or values
+        for op in program.ops:
+            for view in (op.k, op.v) if isinstance(op, Attention) else ():
+                first = self._first_wide.get(view.buffer, view.start)
+                self._first_wide[view.buffer] = min(first, view.start)
         self._rows_are_selected = False
 
     def record_feed_forward(self, ops: list[Op]) -> int:
@@ -79,7 +78,7 @@ class _Recorder:
                     self._view(second.out),
                     self._matrix(first.weights, gated=True),
                     self._matrix(second.weights),
-                    self._is_wide(second),
+                    self._rows_are_selected,
                 )
                 self._record_biases(second)
                 return 3
@@ -125,8 +124,9 @@ class _Recorder:
         x, start = self._view(op.x), op.out.start
         for names in self._stacks(op.weights):
             width = sum(self._weights[name].shape[0] for name in names)
-            out = self._view(View(op.out.buffer, start, width))
-            self._session.linear(x, out, self._matrix(names), self._is_wide(op))
+            out = View(op.out.buffer, start, width)
+            first_wide = self._first_wide_of(out)
+            self._session.linear(x, self._view(out), self._matrix(names), first_wide)
             start += width
         if start != op.out.start + op.out.width:
             raise ValueError(f"{op.weights} have {start - op.out.start} rows, not {op.out.width}")
@@ -141,8 +141,12 @@ class _Recorder:
                 self._session.add_bias(out, self._vector(bias))
             start += width
 
-    def _is_wide(self, op: Linear) -> bool:
-        return self._rows_are_selected or op.out.buffer in self._wide_buffers
+    def _first_wide_of(self, out: View) -> int:
+        """The first output that is computed from wide activations; `out.width` if none is."""
+        if self._rows_are_selected:
+            return 0
+        first = self._first_wide.get(out.buffer, out.start + out.width)
+        return min(max(first - out.start, 0), out.width)
 
     def _stacks(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Neighbours of one storage type, which are multiplied as one matrix."""
