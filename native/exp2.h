@@ -1,4 +1,4 @@
-// A power of two for results that are rounded to bf16 or 16 bits anyway.
+// A power of two for results that are rounded to 14 bits or fewer anyway.
 #pragma once
 
 #include "vec.h"
