@@ -105,6 +105,10 @@ struct WeightRow {
   // Rounds the weights, times 2^power, for the groups [begin, end). Returns the places of those above 255:
   // bit 16 g + p for bytes 4 p to 4 p + 3 of group g.
   uint64_t round(float power, int64_t begin, int64_t end) const {
+    if (first >= last) {  // then `first` may lie beyond the chunk
+      clear(begin, end);
+      return 0;
+    }
     const Vec factor = {_mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_set1_ps(power))};
     uint64_t large = 0;
     clear(begin, first_group());

@@ -61,7 +61,9 @@ struct StartFactors {
   int32_t constant, low[2], high[2];
 
   explicit StartFactors(const QuantizedFormat& format)
-      : constant((1 << format.fit) / 2), low{-format.zero, 0}, high{format.halves == 2 ? 0 : -format.zero, -format.zero} {
+      : constant((1 << format.fit) / 2),
+        low{-format.zero, 0},
+        high{format.halves == 2 ? 0 : -format.zero, -format.zero} {
     if (!format.has_min) return;
     low[0] += kMinUnits * (1 << 16);
     high[0] += kMinUnits * (1 << 16);
@@ -167,7 +169,8 @@ SHOAL_INLINE __m512i sums_of_halves(const __m512i (&quants)[4]) {
 SHOAL_INLINE void quantize_8_groups(const float* x, const RowScale& scale, const StartFactors& start,
                                     QuantizedGroup* out) {
   const __m256i one = _mm256_set1_epi32(1), headroom = _mm256_set1_epi32(scale.headroom);
-  const __m256i below_row = _mm256_sub_epi32(_mm256_castps_si256(_mm256_set1_ps(scale.largest)), largest_of_groups(x));
+  const __m256i of_row = _mm256_castps_si256(_mm256_set1_ps(scale.largest));
+  const __m256i below_row = _mm256_sub_epi32(of_row, largest_of_groups(x));
   const __m256i halvings = _mm256_min_epi32(_mm256_srli_epi32(below_row, 23),
                                             _mm256_set1_epi32(kMostCount - scale.headroom));
   const __m256i counts = _mm256_add_epi32(halvings, headroom);
@@ -190,7 +193,8 @@ SHOAL_INLINE void quantize_8_groups(const float* x, const RowScale& scale, const
   }
   const __m256i halves = _mm256_srli_epi32(_mm256_sllv_epi32(one, counts), 1);
   // Four numbers of each group lie together.
-  const __m256i a = _mm256_unpacklo_epi32(starts[0], starts[1]), b = _mm256_unpackhi_epi32(starts[0], starts[1]);
+  const __m256i a = _mm256_unpacklo_epi32(starts[0], starts[1]);
+  const __m256i b = _mm256_unpackhi_epi32(starts[0], starts[1]);
   const __m256i c = _mm256_unpacklo_epi32(counts, halves), d = _mm256_unpackhi_epi32(counts, halves);
   const __m256i numbers[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c),
                               _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
