@@ -25,6 +25,8 @@ from shoal.request import FinishReason, InvalidParameterError, SamplingParams
 from shoal.scheduler.interface import QueueFullError, RequestRejectedError
 
 PROMPT = [5, 6, 7]
+LONG = SamplingParams(max_tokens=250, ignore_eos=True, n=100)
+"""Thousands of steps where four sequences run at once."""
 
 
 def config(path: Path, **settings: Any) -> EngineConfig:
@@ -173,15 +175,18 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_in_it(tiny_path: Pa
 
 
 async def test_when_the_process_dies_every_stream_is_told(engine: AsyncEngine) -> None:
-    tasks = [
-        asyncio.create_task(collect(engine, f"{i}", PROMPT, max_tokens=250, ignore_eos=True, n=8))
-        for i in range(10)
-    ]
-    await asyncio.sleep(0.05)
+    begun = engine.generate("begun", PROMPT, LONG)
+    await anext(begun)
+    os.kill(engine_pid(engine), signal.SIGSTOP)
+    unread = [asyncio.create_task(collect(engine, f"{i}", PROMPT)) for i in range(10)]
+    await asyncio.sleep(0)
     os.kill(engine_pid(engine), signal.SIGKILL)
     async with asyncio.timeout(5):
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(result, EngineDeadError) for result in results)
+        with pytest.raises(EngineDeadError):
+            async for _ in begun:
+                pass
+        results = await asyncio.gather(*unread, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineDeadError] * 10
     assert not engine.is_alive
     assert not engine.is_ready
     with pytest.raises(EngineDeadError, match="exit code -9"):
@@ -189,14 +194,15 @@ async def test_when_the_process_dies_every_stream_is_told(engine: AsyncEngine) -
 
 
 async def test_closing_tells_streams_and_ends_the_process(tiny_path: Path) -> None:
-    engine = AsyncEngine(config(tiny_path))
+    engine = AsyncEngine(config(tiny_path, max_num_seqs=4))
     await engine.start()
     pid = engine_pid(engine)
-    task = asyncio.create_task(collect(engine, "r", PROMPT, max_tokens=250, n=20, ignore_eos=True))
-    await asyncio.sleep(0.02)
+    begun = engine.generate("begun", PROMPT, LONG)
+    await anext(begun)
     await engine.close()
     with pytest.raises(EngineDeadError, match="closed"):
-        await task
+        async for _ in begun:
+            pass
     assert not is_running(pid)
     await engine.close()  # once more does nothing
 
