@@ -46,6 +46,11 @@ int zero_point(Format format) {
   constexpr std::array<int, kNumQuantizedFormats> kZero = {0, 8, 128, 0, 0, 32};
   return kZero[static_cast<std::size_t>(format)];
 }
+// The largest quant, its zero point not yet taken off.
+int largest_quant(Format format) {
+  constexpr std::array<int, kNumQuantizedFormats> kLargest = {15, 15, 255, 15, 31, 63};
+  return kLargest[static_cast<std::size_t>(format)];
+}
 // Scales and mins of a group of one output.
 int num_halves(Format format) { return halves(format) + (has_min(format) ? 1 : 0); }
 int64_t scale_bytes(Format format) { return packed_tile_bytes(0, num_halves(format)); }
@@ -76,10 +81,9 @@ struct GroupScales {
 // No weight of the group is larger, whatever its quants.
 float largest_weight(Format format, const GroupScales& group) {
   const int zero = zero_point(format);
-  const int levels = has_nibbles(format) ? 15 : 255;
-  const auto largest_quant = static_cast<float>(std::max(zero, levels - zero));
+  const auto farthest = static_cast<float>(std::max(zero, largest_quant(format) - zero));
   const float scale = std::max(std::fabs(group.scale[0]), std::fabs(group.scale[1]));
-  return scale * largest_quant + std::fabs(group.min);
+  return scale * farthest + std::fabs(group.min);
 }
 
 class TileLinear final : public Linear::Implementation {
