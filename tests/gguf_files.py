@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,7 +208,7 @@ def _random_k_blocks(
     values: npt.NDArray[np.float32], weight_type: WeightType
 ) -> npt.NDArray[np.uint8]:
     block_format = FORMATS[weight_type]
-    rng = np.random.default_rng(values.size)
+    rng = np.random.default_rng(zlib.crc32(values.tobytes()))
     shape = (*values.shape[:-1], values.shape[-1] // block_format.elements)
     blocks = rng.integers(0, 256, (*shape, block_format.num_bytes), dtype=np.uint8)
     # Uniform quants times uniform 6-bit (Q6_K: signed 8-bit) scales: these factors centre the

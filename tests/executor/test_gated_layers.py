@@ -6,13 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from tiny_programs import make_executor, one_request_step, random_prompt
+from tiny_programs import (
+    QUANTIZED_SHAPES,
+    TinyShape,
+    make_executor,
+    one_request_step,
+    random_prompt,
+    tiny_program,
+)
 
 from shoal._native import kernels
 from shoal.model.loader import open_model
 from shoal.model.program import Linear, Op, Program
 from shoal.model.weights import WeightTensor, WeightType
+
+ISAS = kernels.instruction_sets()
+GATED_SHAPES = [shape for shape in QUANTIZED_SHAPES if not shape.biases]
+NUM_TOKENS = (1, 15, 37, 100)
+Floats = npt.NDArray[np.float32]
 
 
 def with_zero_biases(program: Program) -> Program:
@@ -32,19 +45,42 @@ def with_zero_biases(program: Program) -> Program:
     )
 
 
-@pytest.mark.parametrize("isa", kernels.instruction_sets())
+def whole_and_parts(program: Program, tokens: int, isa: str) -> tuple[Floats, Floats]:
+    """The logits of a prompt with its layers whole, and in parts."""
+    return (
+        all_logits(program, tokens, isa),
+        all_logits(with_zero_biases(program), tokens, isa),
+    )
+
+
+def all_logits(program: Program, tokens: int, isa: str) -> Floats:
+    prompt = random_prompt(tokens, seed=tokens, vocab_size=program.vocab_size)
+    executor = make_executor(program, num_threads=2, isa=isa)
+    return executor.logits(one_request_step(prompt), all_rows=True)["a"]
+
+
+def assert_close(one: Floats, other: Floats, isa: str) -> None:
+    """The same bits, but on AMX: its exponential has few bits more than the bf16 of the result."""
+    if isa != "amx":
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+        return
+    errors = np.linalg.norm(one - other, axis=1) / np.linalg.norm(other, axis=1)
+    assert errors.mean() < 0.02
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_one_op_computes_what_its_parts_do(model_path: Path, isa: str) -> None:
-    """But for rounding on AMX: its exponential has few bits more than the bf16 of the result."""
     program = open_model(model_path).record_program(256)
-    for tokens in (1, 15, 37, 100):
-        step = one_request_step(random_prompt(tokens, seed=tokens, vocab_size=49152))
-        whole, parts = (
-            make_executor(one, num_threads=2, isa=isa).logits(step, all_rows=True)["a"]
-            for one in (program, with_zero_biases(program))
-        )
-        if isa != "amx":
-            np.testing.assert_array_equal(whole.view(np.uint32), parts.view(np.uint32))
-            continue
-        errors = np.linalg.norm(whole - parts, axis=1) / np.linalg.norm(parts, axis=1)
-        assert errors.mean() < 0.02
+    for tokens in NUM_TOKENS:
+        whole, parts = whole_and_parts(program, tokens, isa)
+        assert_close(whole, parts, isa)
         assert (whole.argmax(axis=1) == parts.argmax(axis=1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("shape", GATED_SHAPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_one_op_computes_what_its_parts_do_for_mixed_types(shape: TinyShape, isa: str) -> None:
+    program = tiny_program(shape)
+    for tokens in NUM_TOKENS:
+        whole, parts = whole_and_parts(program, tokens, isa)
+        assert_close(whole, parts, isa)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+from gguf_files import quantize
 
 from shoal._native import default_isa, kernels
 from shoal.config import BLOCK_SIZE
@@ -48,6 +49,55 @@ class TinyShape:
     window: int | None = None
     soft_cap: float | None = None
     max_model_len: int = 1024
+    # Of the matrices of all layers, by their part of a layer; F32 where they are not named.
+    types: dict[str, WeightType] = field(default_factory=dict)
+
+
+# Types as files mix them. Where gates and what they gate have one type, they are one matrix.
+_K_QUANTS = TinyShape(
+    hidden=256,
+    inner=256,
+    num_heads=8,
+    head_dim=32,
+    rotary_dim=32,
+    biases=False,
+    types={
+        "embedding": WeightType.Q6_K,
+        "q": WeightType.Q4_K,
+        "k": WeightType.Q4_K,
+        "v": WeightType.Q6_K,
+        "o": WeightType.Q5_K,
+        "gate": WeightType.Q4_K,
+        "up": WeightType.Q4_K,
+        "down": WeightType.Q6_K,
+    },
+)
+_BLOCKS_OF_32 = TinyShape(
+    hidden=96,
+    inner=352,
+    biases=False,
+    types={
+        "q": WeightType.Q8_0,
+        "k": WeightType.Q4_0,
+        "v": WeightType.Q4_0,
+        "o": WeightType.Q4_1,
+        "gate": WeightType.Q4_0,
+        "up": WeightType.Q4_0,
+        "down": WeightType.Q8_0,
+    },
+)
+_GATES_APART = TinyShape(
+    hidden=96,
+    inner=32,
+    types={
+        "embedding": WeightType.Q8_0,
+        "o": WeightType.F16,
+        "gate": WeightType.Q8_0,
+        "up": WeightType.Q4_1,
+        "down": WeightType.Q4_0,
+    },
+)
+QUANTIZED_SHAPES = (_K_QUANTS, _BLOCKS_OF_32, _GATES_APART)
 
 
 class _TinyRecorder:
@@ -74,9 +124,10 @@ class _TinyRecorder:
     def _weight(self, name: str, *shape: int) -> str:
         if name not in self.weights:
             values = self._rng.standard_normal(shape) / np.sqrt(shape[-1])
-            values = values + 1.0 if len(shape) == 1 else values
-            data = values.astype(np.float32).reshape(-1).view(np.uint8)
-            self.weights[name] = WeightTensor(name, shape, WeightType.F32, data)
+            values = (values + 1.0 if len(shape) == 1 else values).astype(np.float32)
+            kind = self._shape.types.get(name.rpartition(".")[2], WeightType.F32)
+            data = np.ascontiguousarray(quantize(values, kind)).reshape(-1).view(np.uint8)
+            self.weights[name] = WeightTensor(name, shape, kind, data)
         return name
 
     def _view(self, buffer: str) -> View:
