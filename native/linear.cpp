@@ -51,7 +51,7 @@ Linear::Linear(Linear&&) noexcept = default;
 
 int64_t Linear::outputs() const { return implementation_->outputs(); }
 int64_t Linear::inputs() const { return implementation_->inputs(); }
-int64_t Linear::packed_bytes() const { return implementation_->packed_bytes(); }
+bool Linear::is_gated() const { return implementation_->is_gated(); }
 
 int64_t Linear::prepared_bytes(int64_t rows) const {
   return implementation_->prepared_bytes(rows);

@@ -59,6 +59,7 @@ class Linear {
 
   int64_t outputs() const;
   int64_t inputs() const;
+  bool is_gated() const;  // as its source was
 
   // Bytes of `rows` prepared rows; 0 where the kernels read fp32.
   int64_t prepared_bytes(int64_t rows) const;
@@ -81,9 +82,6 @@ class Linear {
   // AMX integers in a unit of the row; there in half precision, mins and scales of K-quants rounded, with an
   // exponent range that starts at the matrix's largest weight.
   void dequantize_row(int64_t row, float* out) const;
-
-  // Bytes that one forward pass reads.
-  int64_t packed_bytes() const;
 
   // How one way of multiplying packs and works.
   class Implementation;

@@ -13,6 +13,7 @@ class Linear::Implementation {
   virtual ~Implementation() = default;
   virtual int64_t outputs() const = 0;
   virtual int64_t inputs() const = 0;
+  virtual bool is_gated() const = 0;
   virtual int64_t prepared_bytes(int64_t rows) const = 0;
   virtual void prepare(const LinearInput& input, int64_t begin, int64_t end,
                        uint8_t* prepared) const = 0;
@@ -21,7 +22,6 @@ class Linear::Implementation {
   virtual void multiply_gated(ThreadPool& pool, const LinearInput& input, const uint8_t* prepared,
                               const Implementation& next, uint8_t* next_prepared) const = 0;
   virtual void dequantize_row(int64_t row, float* out) const = 0;
-  virtual int64_t packed_bytes() const = 0;
 };
 
 // Both expect a shape that `Linear` has checked.

@@ -82,10 +82,13 @@ void Model::write(const View& view, const char* what) {
   buffer_section_[view.buffer] = section_;
 }
 
-const Linear& Model::linear_at(int64_t index) const {
+const Linear& Model::linear_at(int64_t index, bool gated) const {
   const auto count = static_cast<int64_t>(linears_.size());
   require(index >= 0 && index < count,
           "linear " + number(index) + " of " + number(count) + " does not exist");
+  require(linears_[index].is_gated() == gated,
+          "linear " + number(index) +
+              (gated ? " is not gated" : " is gated, which is for the first layer of feed_forward"));
   return linears_[index];
 }
 
@@ -127,10 +130,13 @@ void Model::linear(View x, View out, int64_t linear, int64_t first_wide) {
 }
 
 void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_t first_wide) {
-  require_width(x, linear_at(gate_up).inputs(), "the input of feed_forward");
-  require_width(out, linear_at(down).outputs(), "the output of feed_forward");
-  require(linear_at(gate_up).outputs() == 2 * linear_at(down).inputs(),
+  const Linear& first = linear_at(gate_up, true);
+  const Linear& second = linear_at(down);
+  require_width(x, first.inputs(), "the input of feed_forward");
+  require_width(out, second.outputs(), "the output of feed_forward");
+  require(first.outputs() == 2 * second.inputs(),
           "the gates of feed_forward must be as many as the inputs of its second layer");
+  require(second.prepared_bytes(1) > 0, "the second layer of feed_forward must be quantised");
   require(x.buffer != out.buffer, "feed_forward can't work in place");
   read(x, "the input of feed_forward");
   write(out, "the output of feed_forward");

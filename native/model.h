@@ -106,7 +106,7 @@ class Model {
   void embed(View out, int64_t linear);
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
   void linear(View x, View out, int64_t linear, int64_t first_wide);
-  // out = down (silu(gate x) * (up x)); `gate_up` is a gated matrix, both must be quantised.
+  // out = down (silu(gate x) * (up x)); both matrices must be quantised, and `gate_up`, as no other, must be gated.
   void feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_t first_wide);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);
@@ -143,7 +143,7 @@ class Model {
   void check_view(const View& view, const char* what) const;
   void read(const View& view, const char* what);
   void write(const View& view, const char* what);
-  const Linear& linear_at(int64_t index) const;
+  const Linear& linear_at(int64_t index, bool gated = false) const;
   void append(RowOp op);
   void append_stage(Stage stage);
 

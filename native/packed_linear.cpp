@@ -121,7 +121,7 @@ class PackedLinear final : public Linear::Implementation {
 
   int64_t outputs() const override { return matrix_.outputs; }
   int64_t inputs() const override { return matrix_.inputs; }
-  int64_t packed_bytes() const override { return matrix_.tiles * matrix_.tile_bytes; }
+  bool is_gated() const override { return matrix_.gated; }
   int64_t prepared_bytes(int64_t rows) const override;
   void prepare(const LinearInput& input, int64_t begin, int64_t end,
                uint8_t* prepared) const override;
@@ -148,7 +148,7 @@ class PackedLinear final : public Linear::Implementation {
 PackedLinear::PackedLinear(Format format, const WeightSource& source, const LinearKernels& kernels,
                            Arena& arena)
     : matrix_(layout(format, source)), kernels_(kernels) {
-  uint8_t* data = arena.allocate(packed_bytes());
+  uint8_t* data = arena.allocate(matrix_.tiles * matrix_.tile_bytes);
   matrix_.data = data;
   const int64_t stride = row_bytes(matrix_.format, matrix_.inputs);
   pack_rows(matrix_.outputs, kTile, [&](int64_t begin, int64_t end) {

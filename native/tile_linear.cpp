@@ -92,9 +92,7 @@ class TileLinear final : public Linear::Implementation {
 
   int64_t outputs() const override { return matrix_.outputs; }
   int64_t inputs() const override { return matrix_.inputs; }
-  int64_t packed_bytes() const override {
-    return matrix_.pairs * matrix_.groups() * 2 * matrix_.tile_bytes;
-  }
+  bool is_gated() const override { return gated_; }
   int64_t prepared_bytes(int64_t rows) const override {
     return rows * x_stride() * static_cast<int64_t>(sizeof(uint16_t));
   }
@@ -138,7 +136,7 @@ TileLinear::TileLinear(Format format, const WeightSource& source, const TileKern
   matrix_.inputs = source.inputs;
   matrix_.pairs = round_up(source.outputs, 2 * kTile) / (2 * kTile);
   matrix_.tile_bytes = packed_tile_bytes(has_nibbles(format) ? 4 : 8, num_halves(format));
-  data_ = arena.allocate(packed_bytes());
+  data_ = arena.allocate(matrix_.pairs * matrix_.groups() * 2 * matrix_.tile_bytes);
   matrix_.data = data_;
   // The scales wait for the shift, which the largest of them decides.
   const int64_t stride = row_bytes(format, source.inputs), groups = matrix_.groups();

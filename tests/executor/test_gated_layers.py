@@ -17,12 +17,12 @@ from tiny_programs import (
     tiny_program,
 )
 
-from shoal._native import kernels
+from shoal import _native
 from shoal.model.loader import open_model
-from shoal.model.program import Linear, Op, Program
+from shoal.model.program import GatedActivation, Linear, Op, Program
 from shoal.model.weights import WeightTensor, WeightType
 
-ISAS = kernels.instruction_sets()
+ISAS = _native.kernels.instruction_sets()
 GATED_SHAPES = [shape for shape in QUANTIZED_SHAPES if not shape.biases]
 NUM_TOKENS = (1, 15, 37, 100)
 Floats = npt.NDArray[np.float32]
@@ -84,3 +84,56 @@ def test_one_op_computes_what_its_parts_do_for_mixed_types(shape: TinyShape, isa
     for tokens in NUM_TOKENS:
         whole, parts = whole_and_parts(program, tokens, isa)
         assert_close(whole, parts, isa)
+
+
+def feed_forward_ops(program: Program) -> slice:
+    """Where the first norm, gates, activation, second layer and addition to the residual are."""
+    gate = next(i for i, op in enumerate(program.ops) if isinstance(op, GatedActivation))
+    return slice(gate - 2, gate + 3)
+
+
+def with_first_layer(program: Program, layers: list[list[Op]]) -> Program:
+    """The same program with `layers` in place of its first feed-forward layer."""
+    place = feed_forward_ops(program)
+    ops = list(program.ops)
+    ops[place] = [op for layer in layers for op in layer]
+    return replace(program, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+@pytest.mark.parametrize("isa", ISAS)
+def test_weights_may_be_used_in_one_op_and_in_parts(isa: str, whole_first: bool) -> None:
+    program = tiny_program(GATED_SHAPES[1])
+    apart = with_zero_biases(program)
+    layers = [list(one.ops[feed_forward_ops(one)]) for one in (program, apart)]
+    both = with_first_layer(apart, layers if whole_first else layers[::-1])
+    assert_close(*whole_and_parts(both, 37, isa), isa)
+
+
+def test_only_the_gates_of_a_feed_forward_layer_may_be_gated() -> None:
+    session = _native.Session(
+        vocab_size=64,
+        max_model_len=1,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=16,
+        rope_cos=np.ones(8, np.float32),
+        rope_sin=np.zeros(8, np.float32),
+        isa="portable",
+    )
+    zeros = np.zeros(64 * 32 * 4, np.uint8)
+    gated = session.add_linear("Q8_0", zeros[: 64 * 34], 64, 32, gated=True)
+    apart = session.add_linear("Q8_0", zeros[: 64 * 34], 64, 32)
+    dense = session.add_linear("F32", zeros, 64, 32)
+    x, out = (session.add_buffer(32), 0, 32), (session.add_buffer(64), 0, 64)
+    for refused in (
+        lambda: session.embed(x, gated),
+        lambda: session.linear(x, out, gated, 0),
+        lambda: session.feed_forward(x, out, gated, gated, False),
+    ):
+        with pytest.raises(ValueError, match="linear 0 is gated"):
+            refused()
+    with pytest.raises(ValueError, match="linear 1 is not gated"):
+        session.feed_forward(x, out, apart, apart, False)
+    with pytest.raises(ValueError, match="must be quantised"):
+        session.feed_forward(x, out, gated, dense, False)

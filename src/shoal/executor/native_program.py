@@ -55,7 +55,8 @@ class _Recorder:
         self._weights = program.weights
         self._columns = program.buffers
         self._buffers: dict[str, int] = {}  # those in use
-        self._linears: dict[tuple[str, ...], int] = {}  # packed once, even when used twice
+        # By names, and whether it is gated: packed once, even when used twice.
+        self._linears: dict[tuple[tuple[str, ...], bool], int] = {}
         # A row's largest activations have 12 bits where an answer is most sensitive to them: in
         # what keys and values are computed from, and in the few rows that need logits.
         self._first_wide: dict[str, int] = {}  # by buffer: the first column of keys or values
@@ -180,11 +181,12 @@ class _Recorder:
         return self._buffers[view.buffer], view.start, view.width
 
     def _matrix(self, names: tuple[str, ...], *, gated: bool = False) -> int:
-        if names not in self._linears:
+        key = names, gated
+        if key not in self._linears:
             stack = [self._weights[name] for name in names]
             inputs = _common_inputs(stack)
             try:
-                self._linears[names] = self._session.add_linear(
+                self._linears[key] = self._session.add_linear(
                     storage_type=stack[0].type.value,
                     data=_stacked_bytes(stack),
                     outputs=sum(tensor.shape[0] for tensor in stack),
@@ -193,7 +195,7 @@ class _Recorder:
                 )
             except ValueError as error:
                 raise ValueError(f"{', '.join(names)}: {error}") from error
-        return self._linears[names]
+        return self._linears[key]
 
     def _vector(self, name: str) -> npt.NDArray[np.float32]:
         vector = dequantize(self._weights[name]).reshape(-1)
