@@ -110,6 +110,39 @@ def test_weights_may_be_used_in_one_op_and_in_parts(isa: str, whole_first: bool)
     assert_close(*whole_and_parts(both, 37, isa), isa)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("after_another", [True, False])
+def test_what_one_op_would_not_write_may_be_read_later(after_another: bool, isa: str) -> None:
+    program = tiny_program(GATED_SHAPES[1])
+    whole = list(program.ops[feed_forward_ops(program)])
+    apart = list(with_zero_biases(program).ops[feed_forward_ops(program)])
+    again = whole[-2:]  # the second layer once more, and what it adds
+    layers = [apart, whole, again] if after_another else [whole, again]
+    # With its biases of zeros, which `apart` names.
+    reread = with_first_layer(with_zero_biases(program), layers)
+    assert_close(*whole_and_parts(reread, 37, isa), isa)
+
+
+def test_layers_are_one_op_unless_their_parts_are_read_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = []
+
+    class RecordedSession(_native.Session):
+        def feed_forward(self, *args: object) -> None:
+            recorded.append(args)
+            super().feed_forward(*args)
+
+    monkeypatch.setattr(_native, "Session", RecordedSession)
+    program = tiny_program(GATED_SHAPES[1])
+    layer = list(program.ops[feed_forward_ops(program)])
+    reread = with_first_layer(program, [layer, layer[-2:]])
+    for one, num_whole in ((program, 2), (reread, 1), (with_zero_biases(program), 0)):
+        recorded.clear()
+        make_executor(one)
+        assert len(recorded) == num_whole
+
+
 def test_only_the_gates_of_a_feed_forward_layer_may_be_gated() -> None:
     session = _native.Session(
         vocab_size=64,

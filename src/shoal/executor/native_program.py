@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _native
+from shoal.executor.liveness import live_buffers
 from shoal.model.program import (
     Add,
     Attention,
@@ -41,9 +42,9 @@ def record_session(program: Program, isa: str) -> _native.Session:
         isa=isa,
     )
     recorder = _Recorder(session, program)
-    ops = list(program.ops)
-    while ops:
-        del ops[: recorder.record_feed_forward(ops[:3]) or recorder.record(ops[0])]
+    place, ops = 0, program.ops
+    while place < len(ops):
+        place += recorder.record_feed_forward(place) or recorder.record(ops[place])
     return session
 
 
@@ -52,6 +53,8 @@ class _Recorder:
 
     def __init__(self, session: _native.Session, program: Program) -> None:
         self._session = session
+        self._ops = program.ops
+        self._live = live_buffers(program)
         self._weights = program.weights
         self._columns = program.buffers
         self._buffers: dict[str, int] = {}  # those in use
@@ -66,12 +69,13 @@ class _Recorder:
                 self._first_wide[view.buffer] = min(first, view.start)
         self._rows_are_selected = False
 
-    def record_feed_forward(self, ops: list[Op]) -> int:
+    def record_feed_forward(self, place: int) -> int:
         """Records a gated feed-forward layer as one op, where the runtime can; returns its ops."""
-        match ops:
-            case [Linear() as first, GatedActivation() as gate, Linear() as second] if (
+        match self._ops[place : place + 3]:
+            case (Linear() as first, GatedActivation() as gate, Linear() as second) if (
                 _is_gated_by(first, gate)
                 and second.x == gate.out
+                and not {first.out.buffer, gate.out.buffer} & self._live[place + 2]
                 and self._can_multiply_gated(first, second)
             ):
                 self._session.feed_forward(
