@@ -137,7 +137,6 @@ void Model::feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_
   require(first.outputs() == 2 * second.inputs(),
           "the gates of feed_forward must be as many as the inputs of its second layer");
   require(second.prepared_bytes(1) > 0, "the second layer of feed_forward must be quantised");
-  require(x.buffer != out.buffer, "feed_forward can't work in place");
   read(x, "the input of feed_forward");
   write(out, "the output of feed_forward");
   append(PrepareOp{x, gate_up, first_wide});

@@ -107,6 +107,7 @@ class Model {
   void rms_norm(View x, View out, std::vector<float> weight, float epsilon);
   void linear(View x, View out, int64_t linear, int64_t first_wide);
   // out = down (silu(gate x) * (up x)); both matrices must be quantised, and `gate_up`, as no other, must be gated.
+  // x and out may overlap.
   void feed_forward(View x, View out, int64_t gate_up, int64_t down, int64_t first_wide);
   void add_bias(View x, std::vector<float> bias);
   void rope(View x, const RopeShape& shape);

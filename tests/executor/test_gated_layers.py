@@ -19,7 +19,7 @@ from tiny_programs import (
 
 from shoal import _native
 from shoal.model.loader import open_model
-from shoal.model.program import GatedActivation, Linear, Op, Program
+from shoal.model.program import Add, GatedActivation, Linear, Op, Program
 from shoal.model.weights import WeightTensor, WeightType
 
 ISAS = _native.kernels.instruction_sets()
@@ -108,6 +108,20 @@ def test_weights_may_be_used_in_one_op_and_in_parts(isa: str, whole_first: bool)
     layers = [list(one.ops[feed_forward_ops(one)]) for one in (program, apart)]
     both = with_first_layer(apart, layers if whole_first else layers[::-1])
     assert_close(*whole_and_parts(both, 37, isa), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_layer_may_write_where_it_reads(isa: str) -> None:
+    program = tiny_program(GATED_SHAPES[1])
+    *first, second, add = program.ops[feed_forward_ops(program)]
+    assert isinstance(second, Linear)
+    assert isinstance(add, Add)
+    normed = first[0].out
+    in_place = [*first, replace(second, out=normed), replace(add, y=normed)]
+    for tokens in NUM_TOKENS:
+        want = all_logits(program, tokens, isa)
+        got = all_logits(with_first_layer(program, [in_place]), tokens, isa)
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("isa", ISAS)
