@@ -36,7 +36,8 @@ SHOAL_INLINE uint64_t bits_between(int64_t first, int64_t last) {
 // of an answer whether it rests on one key or on all, and few of the weights pass 255.
 inline constexpr float kWeightBits = 12.0f;
 
-// A state's next 16 accumulators, from the sums of both planes: at most 2^13 x 127 in magnitude together.
+// A state's next 16 accumulators, from the sums of both planes: about 2^13 x 127 in magnitude together at most, or
+// 2^21 x 127 where the sum of the scaled weights overflows.
 SHOAL_INLINE void store_accumulators(__m512i high, __m512i low, float power, float* out) {
   const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
   _mm512_storeu_ps(out, _mm512_scalef_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(-power)));
@@ -166,7 +167,8 @@ struct WeightRow {
 
 // The power of two by which scaled weights of such a sum are multiplied before they are rounded.
 SHOAL_INLINE float weight_power(float scaled_sum) {
-  const float least = scaled_sum < kLeastScale ? kLeastScale : scaled_sum;  // NaN stays
+  const float least = scaled_sum < kLeastScale ? kLeastScale : scaled_sum;
+  // Finite for NaN too: then the sum of the row's weights is NaN, or becomes it.
   const __m128 sum = _mm_set_ss(least < __FLT_MAX__ ? least : __FLT_MAX__);
   return kWeightBits - _mm_cvtss_f32(_mm_getexp_ss(sum, sum));
 }
