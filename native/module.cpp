@@ -48,8 +48,6 @@ class Session {
     return *model_;
   }
 
-  Isa isa() const { return isa_; }
-
   int64_t block_bytes() const {
     return layout_.block_halves() * static_cast<int64_t>(sizeof(uint16_t));
   }
@@ -180,11 +178,6 @@ void bind_recording(nb::class_<Session>& session) {
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t linear, int64_t first_wide) {
              s.model().linear(as_view(x), as_view(out), linear, first_wide);
            })
-      .def("can_multiply_gated",
-           [](const Session&, const std::string& storage_type, int64_t outputs,
-              const std::string& next_type) {
-             return can_multiply_gated(storage_type, outputs, next_type);
-           })
       .def("feed_forward",
            [](Session& s, const ViewTuple& x, const ViewTuple& out, int64_t gate_up,
               int64_t down, bool wide) {
@@ -266,6 +259,7 @@ NB_MODULE(_native, m) {
   shoal::bind_recording(session);
   shoal::bind_running(session);
   m.def("default_isa", [] { return shoal::isa_name(shoal::isa_from_environment()); });
+  m.def("can_multiply_gated", &shoal::can_multiply_gated);
   auto kernels = m.def_submodule("kernels", "Single kernels, for the tests.");
   shoal::bind_kernels(kernels);
 }

@@ -95,7 +95,7 @@ class _Recorder:
         if len(stacks[0]) > 1 or len(stacks[1]) > 1:
             return False
         types = [self._weights[stack[0][0]].type.value for stack in stacks]
-        return self._session.can_multiply_gated(types[0], first.out.width, types[1])
+        return _native.can_multiply_gated(types[0], first.out.width, types[1])
 
     def record(self, op: Op) -> int:
         """Records the op; returns 1, the number of ops recorded."""
