@@ -198,9 +198,10 @@ void multiply_rows(const GemmArgs& args, const Tile* w, int64_t tile, int64_t ro
   };
   const uint8_t* next = args.w->tile(tile + 2);
   const int64_t next_bytes = 2 * args.w->tile_bytes / groups;  // fetched during each group
+  const int lines = args.w->gated ? 1 : 2;  // of y, for each row
   for (int r = 0; r < R; ++r) {
     const float* of_pair = place_of_pair(args, tile, row + r);
-    for (int c = 0; c < 2; ++c) __builtin_prefetch(of_pair + c * kTile, 1);
+    for (int c = 0; c < lines; ++c) __builtin_prefetch(of_pair + c * kTile, 1);
   }
   Int acc[R][2];
   for (auto& a : acc) a[0] = a[1] = Int::broadcast(0);
