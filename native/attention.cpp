@@ -103,21 +103,38 @@ AttentionTile AttentionPlan::tile(const Task& task, const float* q, int64_t q_st
           .block_table = sequence.block_table};
 }
 
-UpcomingChunk AttentionPlan::after(int64_t task_index, int64_t chunk, const uint16_t* kv,
-                                   int64_t layer) const {
-  const Task* task = &tasks_[task_index];
-  if (++chunk == task->end_chunk) {
-    if (task_index + num_threads_ >= static_cast<int64_t>(tasks_.size())) return {};
-    task = &tasks_[task_index + num_threads_];
-    chunk = task->first_chunk;
+AttentionPlan::Blocks AttentionPlan::blocks_of(const Task& task) const {
+  const int64_t position =
+      task.sequence->first_position + (task.first_query - task.sequence->query_start);
+  return {std::max(shape_.first_key(position) / kBlockSize, task.first_chunk * kChunkBlocks),
+          std::min((position + task.num_queries - 1) / kBlockSize + 1, task.end_chunk * kChunkBlocks)};
+}
+
+UpcomingBlocks AttentionPlan::after(int64_t task_index, int64_t chunk, const uint16_t* kv,
+                                    int64_t layer) const {
+  const auto num_tasks = static_cast<int64_t>(tasks_.size());
+  Blocks blocks = blocks_of(tasks_[task_index]);
+  const int64_t first = std::max(blocks.begin, chunk * kChunkBlocks);
+  int64_t missing = std::min(blocks.end, (chunk + 1) * kChunkBlocks) - first;
+  blocks.begin = first + kChunkBlocks;
+  UpcomingBlocks upcoming;
+  for (auto& run : upcoming.runs) {
+    while (blocks.begin >= blocks.end) {  // on to what is left of the way in the thread's next task
+      task_index += num_threads_;
+      if (task_index >= num_tasks) return upcoming;
+      const int64_t beyond = blocks.begin - blocks.end;
+      blocks = blocks_of(tasks_[task_index]);
+      blocks.begin += beyond;
+    }
+    const Task& task = tasks_[task_index];
+    const int64_t count = std::min(missing, blocks.end - blocks.begin);
+    run = {kv + layout_.head_offset(layer, task.kv_head), task.sequence->block_table + blocks.begin,
+           count};
+    missing -= count;
+    blocks.begin += count;
+    if (missing == 0) break;
   }
-  const Sequence& sequence = *task->sequence;
-  const int64_t position = sequence.first_position + (task->first_query - sequence.query_start);
-  const int64_t begin = std::max(shape_.first_key(position) / kBlockSize, chunk * kChunkBlocks);
-  const int64_t end =
-      std::min((position + task->num_queries - 1) / kBlockSize + 1, (chunk + 1) * kChunkBlocks);
-  return {kv + layout_.head_offset(layer, task->kv_head), sequence.block_table + begin,
-          end - begin};
+  return upcoming;
 }
 
 void AttentionPlan::finish(const Task& task, const float* states, float* out,

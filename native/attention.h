@@ -61,8 +61,13 @@ class AttentionPlan {
   void divide_large_tasks();
   AttentionTile tile(const Task& task, const float* q, int64_t q_stride, const uint16_t* kv,
                      int64_t layer) const;
-  // The chunk that follows `chunk` of a task on the same thread, if tasks take about the same time.
-  UpcomingChunk after(int64_t task_index, int64_t chunk, const uint16_t* kv, int64_t layer) const;
+  struct Blocks {  // of the task's sequence
+    int64_t begin, end;
+  };
+  Blocks blocks_of(const Task& task) const;
+  // For each block of a task's chunk the one that the same thread reads kChunkBlocks later, if tasks take about the
+  // same time: always as much ahead, however short the last chunk of a task is.
+  UpcomingBlocks after(int64_t task_index, int64_t chunk, const uint16_t* kv, int64_t layer) const;
   void finish(const Task& task, const float* states, float* out, int64_t out_stride) const;
 
   AttentionHeads heads_;

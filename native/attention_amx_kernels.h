@@ -12,8 +12,8 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 class TileAttention : public Int8Attention {
  public:
   TileAttention(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                const UpcomingChunk& next, const AttentionScratch& scratch)
-      : Int8Attention(shape, tile, index, next, scratch),
+                const UpcomingBlocks& upcoming, const AttentionScratch& scratch)
+      : Int8Attention(shape, tile, index, upcoming, scratch),
         depth_((shape.head_dim + kDepth - 1) / kDepth * kDepth),
         sums_(reinterpret_cast<int32_t*>(low_ + kTileQueries * kChunkTokens)),
         queries_(reinterpret_cast<int8_t*>(value_scales_ + kChunkTokens)),

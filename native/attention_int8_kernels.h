@@ -18,23 +18,30 @@ namespace shoal::SHOAL_ISA_NAMESPACE {
 
 inline constexpr int kTileQueries = 16;  // rows that are attended together, at most
 
-// Fetches the blocks of the next chunk, some lines of the cache at a time.
-class ChunkFetch {
+// Fetches upcoming blocks, some lines of the cache at a time.
+class BlockFetch {
  public:
-  ChunkFetch(const AttentionShape& shape, const UpcomingChunk& next)
-      : next_(next),
+  BlockFetch(const AttentionShape& shape, const UpcomingBlocks& upcoming)
+      : run_(upcoming.runs[0]),
+        last_(upcoming.runs[1]),
         block_halves_(shape.block_halves),
         head_halves_(kBlockSize * (shape.head_dim + 2)),
         place_(head_halves_) {}
 
-  int64_t lines() const { return next_.num_blocks * (head_halves_ / kLineHalves); }
+  int64_t lines() const {
+    return (run_.num_blocks + last_.num_blocks) * (head_halves_ / kLineHalves);
+  }
 
   void fetch(int64_t lines) {
     for (; lines > 0; --lines, place_ += kLineHalves) {
       if (place_ == head_halves_) {
-        if (next_.num_blocks == 0) return;
-        block_ = next_.kv + *next_.blocks++ * block_halves_;
-        --next_.num_blocks;
+        if (run_.num_blocks == 0) {
+          if (last_.num_blocks == 0) return;
+          run_ = last_;
+          last_.num_blocks = 0;
+        }
+        block_ = run_.kv + *run_.blocks++ * block_halves_;
+        --run_.num_blocks;
         place_ = 0;
       }
       _mm_prefetch(reinterpret_cast<const char*>(block_ + place_), _MM_HINT_T1);
@@ -44,7 +51,7 @@ class ChunkFetch {
  private:
   static constexpr int64_t kLineHalves = 32;
 
-  UpcomingChunk next_;
+  UpcomingBlocks::Run run_, last_;
   int64_t block_halves_, head_halves_;
   const uint16_t* block_ = nullptr;
   int64_t place_;
@@ -54,7 +61,7 @@ class ChunkFetch {
 class Int8Attention {
  protected:
   Int8Attention(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                const UpcomingChunk& next, const AttentionScratch& scratch)
+                const UpcomingBlocks& upcoming, const AttentionScratch& scratch)
       : chunk_{shape, tile, {}, index * kChunkTokens, 0, 0, scratch.scores},
         rows_(tile.num_queries * shape.group),
         first_(chunk_.first_key(0)),
@@ -63,7 +70,7 @@ class Int8Attention {
         low_(high_ + kTileQueries * kChunkTokens),
         key_scales_(scratch.blocks),
         value_scales_(key_scales_ + kChunkTokens),
-        fetch_(shape, next) {
+        fetch_(shape, upcoming) {
     chunk_.first_block = first_ / kLanes;
     chunk_.last_block = (last_ + kLanes - 1) / kLanes;
     const int64_t visits = 2 * (chunk_.last_block - chunk_.first_block);  // of keys and of values
@@ -165,7 +172,7 @@ class Int8Attention {
   uint8_t* low_;          // [16][kChunkTokens]
   float* key_scales_;     // [kChunkTokens]
   float* value_scales_;   // [kChunkTokens]; zero for tokens that no row sees
-  ChunkFetch fetch_;
+  BlockFetch fetch_;
   int64_t fetches_;  // lines for each block's keys, and for its values
 
  private:
@@ -195,9 +202,9 @@ class Int8Attention {
 // Attention of a tile to a chunk by `Attention`, which derives from Int8Attention.
 template <typename Attention>
 inline void attend_chunk_int8(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                              const UpcomingChunk& next, const AttentionScratch& scratch,
+                              const UpcomingBlocks& upcoming, const AttentionScratch& scratch,
                               float* states) {
-  if (Attention(shape, tile, index, next, scratch).run(states)) return;
+  if (Attention(shape, tile, index, upcoming, scratch).run(states)) return;
   // Rows of one query see the same keys, so none suffers from what another sees.
   AttentionTile query = tile;
   query.num_queries = 1;

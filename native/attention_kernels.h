@@ -224,7 +224,7 @@ inline void widen_block(const uint16_t* halves, float* out, int64_t count) {
 }
 
 inline void attend_chunk(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                         const UpcomingChunk&, const AttentionScratch& scratch, float* states) {
+                         const UpcomingBlocks&, const AttentionScratch& scratch, float* states) {
   const int64_t rows = tile.num_queries * shape.group;
   Chunk<uint16_t> chunk{shape, tile, {}, index * kChunkTokens, 0, 0, scratch.scores};
   chunk.first_block = chunk.first_key(0) / kLanes;

@@ -25,8 +25,8 @@ static_assert(kRowsAtOnce <= kTileQueries);
 class VectorAttention : public Int8Attention {
  public:
   VectorAttention(const AttentionShape& shape, const AttentionTile& tile, int64_t index,
-                  const UpcomingChunk& next, const AttentionScratch& scratch)
-      : Int8Attention(shape, tile, index, next, scratch) {}
+                  const UpcomingBlocks& upcoming, const AttentionScratch& scratch)
+      : Int8Attention(shape, tile, index, upcoming, scratch) {}
 
   bool run(float* states) {
     return Int8Attention::run(states, [&]() __attribute__((always_inline)) {

@@ -52,11 +52,15 @@ struct AttentionTile {
   const int32_t* block_table;
 };
 
-// Blocks of the chunk that the thread is likely to attend to next; a kernel may fetch them meanwhile.
-struct UpcomingChunk {
-  const uint16_t* kv = nullptr;  // block 0, its layer and KV head
-  const int32_t* blocks = nullptr;
-  int64_t num_blocks = 0;
+// Blocks that the thread is likely to attend to soon; a kernel may fetch them meanwhile. They may belong to two
+// tasks, or to none.
+struct UpcomingBlocks {
+  struct Run {
+    const uint16_t* kv = nullptr;  // block 0, its layer and KV head
+    const int32_t* blocks = nullptr;
+    int64_t num_blocks = 0;
+  };
+  Run runs[2];
 };
 
 // Working memory of attend_chunk, 64-byte aligned. The kernels in int8 divide it in their own way.
@@ -94,7 +98,7 @@ struct Kernels {
 
   // Attends the tile's rows to the keys of one chunk that each may see; writes a state for each row.
   void (*attend_chunk)(const AttentionShape& shape, const AttentionTile& tile, int64_t chunk,
-                       const UpcomingChunk& next, const AttentionScratch& scratch, float* states);
+                       const UpcomingBlocks& upcoming, const AttentionScratch& scratch, float* states);
   // Merges the states of a later chunk into `states`, row by row.
   void (*merge_states)(float* states, const float* later, int64_t rows, int64_t head_dim);
   // out = accumulators / sum of one state.
