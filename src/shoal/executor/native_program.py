@@ -76,6 +76,7 @@ class _Recorder:
                 _is_gated_by(first, gate)
                 and second.x == gate.out
                 and not {first.out.buffer, gate.out.buffer} & self._live[place + 2]
+                and not {first.out.buffer, second.out.buffer} & self._first_wide.keys()
                 and self._can_multiply_gated(first, second)
             ):
                 self._session.feed_forward(
@@ -217,6 +218,7 @@ def _is_gated_by(linear: Linear, gate: GatedActivation) -> bool:
         and gate.gate == View(out.buffer, out.start, width)
         and gate.up == View(out.buffer, out.start + width, width)
         and out.width == 2 * width
+        and gate.out.width == width
     )
 
 
