@@ -5,10 +5,10 @@
 Such a step reads every weight once and does little with it, so the bandwidth is its limit. The
 whole step counts, from what the scheduler hands over to the sampled token, but of what it reads the
 weights alone, as many bytes as the file has of them (an embedding that isn't the output layer's
-counts too, though a step reads a row of it: don't compare such models). Steps and looks at the bandwidth take turns;
-the share of a turn is what its steps read a second over the peaks beside it: of 1 GiB, of which
-caches hold next to nothing, and of 100 MiB, about as much as the demo model has, read again and
-again as a decode does.
+counts too, though a step reads a row of it: don't compare such models). Steps and looks at the
+bandwidth take turns; the share of a turn is what its steps read a second over the peaks beside it:
+of 1 GiB, of which caches hold next to nothing, and of 100 MiB, about as much as the demo model has,
+read again and again as a decode does.
 """
 
 from __future__ import annotations
